@@ -1,0 +1,4 @@
+//! The pipeline from a plan to a report. A stage imports the type it takes and the type it gives; nothing upstream
+//! reads a summary; nothing here knows of sockets or wire commands.
+
+pub mod run_data;

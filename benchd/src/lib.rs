@@ -8,3 +8,9 @@
 //! ```
 
 pub mod engine;
+
+/// Chooses the cryptography of TLS for the whole process; to be called before the first client is made.
+pub fn install_tls() {
+    // A second call finds the first one's choice, which is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}

@@ -2,3 +2,9 @@
 //! reads a summary; nothing here knows of sockets or wire commands.
 
 pub mod run_data;
+pub mod sse;
+pub mod chunk;
+pub mod clock;
+pub mod connect;
+pub mod server;
+pub mod exchange;

@@ -8,3 +8,4 @@ pub mod clock;
 pub mod connect;
 pub mod server;
 pub mod exchange;
+pub mod solve;

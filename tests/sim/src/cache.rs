@@ -4,6 +4,9 @@
 //! precedes it. A request enters all its blocks when it starts, each with the instant from which it can be
 //! used (its prompt's at the first token, its reply's as generated), so that availability follows the
 //! plan and no write is delayed by cache work. A request that ends early takes back what it did not reach.
+//!
+//! Simpler than vLLM in two ways: blocks of running requests can be pushed out too, and when a request is
+//! cut off, those that computed the same blocks at the same time, only later, do not put them back.
 
 use std::collections::HashMap;
 

@@ -29,6 +29,8 @@ pub(crate) struct Metrics {
     pub(crate) requests: AtomicU64,
     /// Content events written
     pub(crate) events: AtomicU64,
+    /// Times a client began not to read fast enough
+    pub(crate) stalls: AtomicU64,
     /// Of content events against their own schedule, unless the client did not read
     pub(crate) lateness: Histogram,
     ttft: [AtomicU64; TTFT_BOUNDS_S.len() + 1],
@@ -87,11 +89,12 @@ impl Metrics {
         for (quantile, value) in [("p50", late.p50), ("p99", late.p99), ("max", late.max)] {
             let _ = writeln!(out, "benchsim:lateness_us{{quantile=\"{quantile}\"}} {}", value.unwrap_or(0.0));
         }
-        let events = self.events.load(Relaxed);
-        let _ = writeln!(
-            out,
-            "# TYPE benchsim:content_events_total counter\nbenchsim:content_events_total {events}"
-        );
+        for (name, count) in
+            [("content_events", &self.events), ("requests", &self.requests), ("stalls", &self.stalls)]
+        {
+            let count = count.load(Relaxed);
+            let _ = writeln!(out, "# TYPE benchsim:{name}_total counter\nbenchsim:{name}_total {count}");
+        }
         out
     }
 }

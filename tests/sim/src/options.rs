@@ -12,7 +12,8 @@ use serde::Serialize;
 /// CLOCK_MONOTONIC instants; how late each write was is on /metrics, in the truth log and, at the end,
 /// on stderr. The same seed and the same messages give the same reply, length and times.
 #[derive(Debug, Clone, Parser, Serialize)]
-#[command(version, next_line_help = false)]
+// A later option overrides an earlier one, so that a caller can append to a common set.
+#[command(version, args_override_self = true)]
 pub(crate) struct Options {
     /// Address to listen on; port 0 takes any free port
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]

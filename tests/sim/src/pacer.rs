@@ -252,6 +252,9 @@ impl Player {
             Err(_) => return Progress::Ended(End::ClientGone),
         }
         if self.written < self.bytes.len() {
+            if self.retry_ns == RETRY_FIRST_NS {
+                metrics.stalls.fetch_add(1, Relaxed);
+            }
             self.played.stalled = true;
             let now = now_ns();
             self.excused_until_ns = now + self.retry_ns;

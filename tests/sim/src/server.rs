@@ -102,37 +102,13 @@ async fn connection(sim: Arc<Sim>, socket: TcpStream, conn: u64, accepted_ns: u6
             () = stop.cancelled() => return,
         };
         let Ok(Some(Arrived { request, first_byte_ns, read_ns })) = arrived else { return };
-        let mut record = Record {
-            seq: sim.requests.fetch_add(1, Relaxed),
-            path: request.as_ref().map(|request| request.path.clone()).unwrap_or_default(),
-            session: request.as_ref().ok().and_then(|request| request.session.clone()),
-            conn,
-            conn_request,
-            digest: None,
-            messages: None,
-            model: None,
-            max_tokens: None,
-            stream: None,
-            prompt_tokens: None,
-            content_tokens: None,
-            cached_tokens: None,
-            completion_tokens: None,
-            status: None,
-            outcome: Outcome::Ok,
-            error: None,
-            accepted_ns,
-            first_byte_ns,
-            read_ns,
-            start_ns: None,
-            due_first_ns: None,
-            first_write_ns: None,
-            last_write_ns: None,
-            end_ns: 0,
-            late_us_max: None,
-            events: 0,
-            stalled: false,
-            writes_ns: None,
-        };
+        let mut record =
+            Record { conn, conn_request, accepted_ns, first_byte_ns, read_ns, ..Record::default() };
+        record.seq = sim.requests.fetch_add(1, Relaxed);
+        if let Ok(request) = &request {
+            record.path.clone_from(&request.path);
+            record.session.clone_from(&request.session);
+        }
         let goes_on = answer(&sim, &mut wire, request, &mut record, &stop).await;
         sim.metrics.requests.fetch_add(1, Relaxed);
         if record.end_ns == 0 {

@@ -19,10 +19,11 @@ const QUEUE: usize = 16 * 1024;
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
 /// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     /// Answered in full
+    #[default]
     Ok,
     /// Answered, shorter than asked for (--early-stop)
     Early,
@@ -35,7 +36,7 @@ pub(crate) enum Outcome {
 }
 
 /// One request. Instants are in ns of CLOCK_MONOTONIC; what did not happen is null.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Record {
     /// Numbers the requests of this process by arrival, from 0
     pub(crate) seq: u64,

@@ -9,3 +9,4 @@ pub mod connect;
 pub mod server;
 pub mod exchange;
 pub mod solve;
+pub mod arrival;

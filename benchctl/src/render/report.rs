@@ -1,0 +1,281 @@
+//! The results of a run: verdict, counts, the load asked for beside the load achieved, hit rates, failures,
+//! preparation. Latencies are in `latency`.
+
+use std::io::{self, Write};
+
+use proto::plan::{Arrival, Load};
+use proto::report::{HitRates, LoadReport, ReasonKind, Report, Trust};
+
+use super::latency;
+use super::table::{Table, count, counted, decimal, ms, percent};
+
+/// Longest sample of a failure that is shown, in characters.
+const SAMPLE_SHOWN: usize = 200;
+
+/// Writes whether the numbers can be trusted, and why not.
+pub(super) fn verdict(report: &Report, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
+    let (word, colour) = match report.verdict.trust {
+        Trust::Valid => ("valid", 32),
+        Trust::Suspect => ("suspect", 33),
+    };
+    if is_coloured {
+        writeln!(out, "verdict: \u{1b}[{colour}m{word}\u{1b}[0m")?;
+    } else {
+        writeln!(out, "verdict: {word}")?;
+    }
+    for reason in &report.verdict.reasons {
+        let kind = match reason.kind {
+            ReasonKind::Client => "client",
+            ReasonKind::Load => "load",
+            ReasonKind::Server => "server",
+        };
+        writeln!(out, "  {kind}: {}", reason.text)?;
+    }
+    if report.benchmark.is_partial {
+        writeln!(out, "  partial: the run was stopped before its end")?;
+    }
+    if report.benchmark.statistics_of_all {
+        let why = match report.benchmark.steady_state_reached {
+            Some(false) => "steady state was not reached",
+            _ => "none was measured",
+        };
+        writeln!(out, "  the statistics are of all requests: {why}")?;
+    }
+    Ok(())
+}
+
+/// Writes what was run.
+pub(super) fn config(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let config = &report.config;
+    writeln!(
+        out,
+        "\n{}, model {}, tokenizer {}, seed {}",
+        config.url, config.model, config.tokenizer, config.seed
+    )?;
+    match &config.load {
+        Load::Closed { concurrency, num_sessions, duration_s, num_requests, .. } => {
+            let ends = [
+                num_sessions.map(|n| counted(n, "session")),
+                num_requests.map(|n| counted(n, "request")),
+                duration_s.map(|s| format!("{s} s")),
+            ];
+            let ends: Vec<String> = ends.into_iter().flatten().collect();
+            writeln!(out, "closed loop of {concurrency} active sessions, for {}", ends.join(" or "))
+        }
+        Load::Open { request_rate_per_s, duration_s, warm_up_s, arrival, max_concurrency, .. } => {
+            let arrival = match arrival {
+                Arrival::Constant => "constant".to_owned(),
+                Arrival::Poisson => "Poisson".to_owned(),
+                Arrival::Gamma { burstiness } => format!("gamma (burstiness {burstiness})"),
+            };
+            let cap = max_concurrency.map(|c| format!(", at most {c} in flight")).unwrap_or_default();
+            writeln!(
+                out,
+                "open loop of {request_rate_per_s} requests/s, {arrival}, for {duration_s} s of which {warm_up_s} s \
+                 warm-up{cap}"
+            )
+        }
+    }
+}
+
+/// Writes all results.
+pub(super) fn results(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    counts(report, out)?;
+    planned_and_achieved(&report.load, out)?;
+    hit_rates(&report.hit_rate, out)?;
+    load_details(&report.load, out)?;
+    writeln!(out)?;
+    throughput(report, out)?;
+    latency::latencies(report, out)?;
+    latency::per_turn(report, out)?;
+    failures(report, out)?;
+    preparation(report, out)
+}
+
+fn counts(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let b = &report.benchmark;
+    writeln!(
+        out,
+        "\nRequests: {} = {} warm-up + {} measured + {} drain",
+        count(b.total_requests),
+        count(b.warmup_requests),
+        count(b.measured_requests),
+        count(b.drain_requests)
+    )?;
+    writeln!(
+        out,
+        "  of these {} failed, {} refused, {} aborted; {} s in all, {} s measured",
+        count(b.failed_requests),
+        count(b.refused_requests),
+        count(b.aborted_requests),
+        decimal(Some(b.duration_s), 1),
+        decimal(Some(b.measured_s), 1)
+    )
+}
+
+fn planned_and_achieved(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "\nLoad")?;
+    let mut table = Table::new(1, &["", "planned", "achieved"]);
+    let is_open = load.asked_rate_per_s.is_some();
+    let rate = |rate| decimal(rate, 2);
+    table.row(["requests sent/s".to_owned(), rate(load.planned_rate_per_s), rate(load.sent_rate_per_s)]);
+    if is_open && load.planned_rate_per_s != load.asked_rate_per_s {
+        table.row(["  asked for".to_owned(), rate(load.asked_rate_per_s)]);
+    }
+    if let Some(slots) = load.planned_slots {
+        table.row(["slots, whole run".to_owned(), count(slots), count(load.sent)]);
+    }
+    let tokens = |n| decimal(n, 1);
+    table.row(["input tokens, mean".to_owned(), tokens(load.planned_isl), tokens(load.achieved_isl)]);
+    table.row(["output tokens, mean".to_owned(), tokens(Some(load.planned_osl)), tokens(load.achieved_osl)]);
+    for index in super::table::shown(load.turn_mix.len()) {
+        match index.and_then(|index| load.turn_mix.get(index)) {
+            Some(turn) => table.row([
+                format!("share of turn {}", turn.turn),
+                percent(Some(turn.planned)),
+                percent(turn.achieved),
+            ]),
+            None => table.row(["…".to_owned()]),
+        }
+    }
+    table.write(out)
+}
+
+fn hit_rates(rates: &HitRates, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "\nHit rate (token-weighted)")?;
+    let mut table = Table::new(1, &[]);
+    table.row(["planned".to_owned(), percent(rates.planned)]);
+    table.row(["planned, by blocks".to_owned(), percent(rates.planned_by_blocks)]);
+    table.row(["expected from the replies".to_owned(), percent(rates.expected)]);
+    table.row(["reported by the server".to_owned(), percent(rates.reported)]);
+    table.write(out)?;
+    match (&rates.reported, &rates.reported_missing) {
+        (None, Some(why)) => writeln!(out, "  not reported: {why}")?,
+        (Some(_), _) => writeln!(out, "  reported for {}", counted(rates.reported_requests, "request"))?,
+        (None, None) => {}
+    }
+    match rates.first_turn_unexpected {
+        Some(share) if share > 0.0 => writeln!(
+            out,
+            "  {} of first-turn tokens were cached beyond the shared part",
+            percent(Some(share))
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn load_details(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
+    let off: u64 = load.residuals.values().sum();
+    let counted_prompts = load.exact_prompts + off;
+    writeln!(
+        out,
+        "\nPrompts: {} of {} exactly as planned",
+        count(load.exact_prompts),
+        count(counted_prompts)
+    )?;
+    if off > 0 {
+        let list: Vec<String> =
+            load.residuals.iter().map(|(by, n)| format!("{by:+} tokens: {}", count(*n))).collect();
+        writeln!(out, "  off by {}", list.join(", "))?;
+    }
+    if load.uncounted_prompts > 0 {
+        writeln!(out, "  {} not counted by anyone", count(load.uncounted_prompts))?;
+    }
+    writeln!(
+        out,
+        "In flight: mean {}, peak {}, growing by {}/s",
+        decimal(load.mean_in_flight, 2),
+        count(load.peak_in_flight),
+        decimal(load.in_flight_growth_per_s, 3)
+    )?;
+    writeln!(
+        out,
+        "Sessions: {} started, {} completed, {} failed",
+        count(load.sessions_started),
+        count(load.sessions_completed),
+        count(load.sessions_failed)
+    )?;
+    let notes = [
+        (load.sessions_beyond_plan, "sessions started beyond plan: no turn was ready"),
+        (load.sessions_cut_short, "sessions cut short: too many waited for the same turn"),
+        (load.refused, "slots refused: too many requests in flight"),
+        (load.unsent, "slots still waited for a place at the end"),
+        (load.prompt_supply_dry, "turns waited for a prompt that was not made in time"),
+        (load.resent, "requests sent again: a kept connection was closed"),
+        (load.new_connections, "measured requests made a connection, which their TTFT contains"),
+    ];
+    for (n, text) in notes.iter().filter(|(n, _)| *n > 0) {
+        writeln!(out, "  {} {text}", count(*n))?;
+    }
+    let wait = &load.ready_wait_ms;
+    if wait.count > 0 {
+        writeln!(
+            out,
+            "  ready turns waited for their slot: mean {} ms, p99 {} ms",
+            ms(wait.avg),
+            ms(wait.p99)
+        )?;
+    }
+    Ok(())
+}
+
+fn throughput(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let stats = &report.stats;
+    writeln!(
+        out,
+        "Throughput: {} output tok/s, {} input tok/s, {} successful requests/s; error rate {}\n",
+        decimal(stats.throughput_tok_s, 1),
+        decimal(stats.input_throughput_tok_s, 1),
+        decimal(stats.measured_request_rate, 2),
+        percent(stats.error_rate)
+    )
+}
+
+fn failures(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    if report.failures.total == 0 {
+        return Ok(());
+    }
+    writeln!(out, "\nFailures: {}", count(report.failures.total))?;
+    for kind in &report.failures.kinds {
+        let status = kind.http_status.map(|code| format!(" {code}")).unwrap_or_default();
+        writeln!(
+            out,
+            "  {}{status}: {} ({} of completions)",
+            kind.outcome,
+            count(kind.count),
+            percent(Some(kind.rate))
+        )?;
+        for sample in &kind.samples {
+            writeln!(out, "    {}", shortened(sample))?;
+        }
+    }
+    Ok(())
+}
+
+fn shortened(sample: &str) -> String {
+    let line = sample.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(SAMPLE_SHOWN) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line,
+    }
+}
+
+fn preparation(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let p = &report.preparation;
+    writeln!(out, "\nPreparation: {} outside every phase", counted(p.calibration.len() as u64, "request"))?;
+    match &p.template {
+        Some(cost) => writeln!(
+            out,
+            "  the chat template takes {} tokens in the first turn and {} in each later one, within the plan",
+            cost.first_turn_tokens, cost.later_turn_tokens
+        )?,
+        None => writeln!(out, "  the chat template was not counted: the server sends no usage")?,
+    }
+    for dropped in &p.dropped_parameters {
+        writeln!(out, "  parameter {dropped}")?;
+    }
+    for notice in &p.notices {
+        writeln!(out, "  note: {notice}")?;
+    }
+    Ok(())
+}

@@ -31,6 +31,7 @@ mod metrics;
 mod truth;
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,7 +39,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -71,9 +72,8 @@ fn run(options: Options) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let stop = CancellationToken::new();
-        let listener = TcpListener::bind(options.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", options.listen))?;
+        let listener =
+            listen(options.listen).with_context(|| format!("cannot listen on {}", options.listen))?;
         let url = format!("http://{}", listener.local_addr()?);
         let truth =
             options.truth.as_deref().map(|path| Truth::create(path, &header(&options, &url))).transpose()?;
@@ -97,10 +97,19 @@ fn run(options: Options) -> Result<()> {
     })
 }
 
+/// Listens with the longest queue that the kernel gives: a load generator may open all its connections at
+/// once, and a full queue resets some of them.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(65_535)
+}
+
 /// The one line on stdout.
 fn say_ready(url: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", json!({"url": url, "pid": std::process::id()}))?;
+    writeln!(out, r#"{{"url":"{url}","pid":{}}}"#, std::process::id())?;
     Ok(out.flush()?)
 }
 

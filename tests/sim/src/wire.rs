@@ -12,8 +12,8 @@ use crate::http::{self, Malformed, Parsed, Request};
 
 /// Bytes read ahead of need while an answer is being written; a client that sends more is not read further.
 const READ_AHEAD: usize = 1 << 20;
-/// Bytes asked for in one read.
-const READ: usize = 64 * 1024;
+/// Least room for one read, in bytes; as much again as is there already, so that idle connections stay small.
+const READ: usize = 4 * 1024;
 
 pub(crate) struct Wire {
     pub(crate) socket: Arc<TcpStream>,
@@ -96,7 +96,7 @@ impl Wire {
     async fn fill(&mut self) -> io::Result<usize> {
         loop {
             self.socket.readable().await?;
-            self.read.reserve(READ);
+            self.read.reserve(READ.max(self.read.len()));
             match self.socket.try_read_buf(&mut self.read) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 outcome => return outcome,

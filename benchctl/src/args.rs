@@ -17,10 +17,12 @@ Examples:
       --concurrency 8 --num-sessions 200 --isl 2000 --osl 200 --hit-rate 0.85 --num-turns 5 \\
       --think-time 1.0 --save-result results.json
   benchctl -u http://localhost:8000 -m meta-llama/Llama-3-8B-Instruct \\
-      --request-rate 10 --duration 120 --warm-up 10 --isl 2000 --osl 200 --hit-rate 0.85 --num-turns 5
+      --request-rate 10 --duration 120 --warm-up 10 \\
+      --isl 2000 --osl 200 --hit-rate 0.85 --num-turns 5
 
-Exit codes: 0 done, 2 usage or infeasible, 3 suspect under --strict, 5 every request failed, 6 server
-unreachable, 7 key refused, 8 unknown model, 9 tokenizer, 10 output file, 11 refused, 130/143 stopped.";
+Exit codes: 0 done, 1 internal, 2 usage or infeasible, 3 suspect under --strict, 5 every request
+failed, 6 server unreachable, 7 key refused, 8 unknown model, 9 tokenizer, 10 output file, 11 refused,
+130/143 stopped by SIGINT/SIGTERM.";
 
 /// Measures OpenAI-compatible LLM servers under multi-turn load, and says how far its numbers can be trusted
 ///
@@ -300,7 +302,7 @@ pub enum Refusal {
 
 /// The whole help text, for the tests.
 pub fn help() -> String {
-    Cli::command().render_help().to_string()
+    Cli::command().term_width(100).render_help().to_string()
 }
 
 /// clap knows no short flags of two letters.

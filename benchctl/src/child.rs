@@ -20,7 +20,7 @@ const STDERR_KEPT: u64 = 16 * 1024;
 /// A running sibling.
 #[derive(Debug)]
 pub struct Lifelined {
-    name: &'static str,
+    sibling: Sibling,
     child: Child,
     stdin: Option<ChildStdin>,
     stderr: Option<std::thread::JoinHandle<String>>,
@@ -51,7 +51,7 @@ impl Lifelined {
         let stdout = child.stdout.take().expect("stdout was asked to be piped");
         let stderr = child.stderr.take().map(|stderr| std::thread::spawn(move || beginning_of(stderr)));
         let stdin = child.stdin.take();
-        let mut lifelined = Lifelined { name, child, stdin, stderr, signals: signals.clone() };
+        let mut lifelined = Lifelined { sibling, child, stdin, stderr, signals: signals.clone() };
         if let (Some(line), Some(stdin)) = (first_line, lifelined.stdin.as_mut()) {
             // A child that ended already is found out about below.
             let _ = writeln!(stdin, "{line}").and_then(|()| stdin.flush());
@@ -91,14 +91,14 @@ impl Lifelined {
         let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let said = said.trim();
         let how = status.map_or("it does not end".to_owned(), describe);
-        let name = self.name;
+        let name = self.sibling.name();
         let message = match said {
             "" => format!("{name} ended {when} ({how})"),
             said => format!("{name} ended {when} ({how}): {said}"),
         };
-        // Code 2 is what our siblings say of wrong arguments.
-        match status.and_then(|status| status.code()) {
-            Some(2) => Trouble::usage(message),
+        // benchsim's arguments are the user's; 2 is its code for wrong ones.
+        match (self.sibling, status.and_then(|status| status.code())) {
+            (Sibling::Benchsim, Some(2)) => Trouble::usage(message),
             _ => Trouble::internal(message),
         }
     }

@@ -1,5 +1,8 @@
 //! The real binary, as far as it goes without benchd: help, wrong arguments, places that cannot be written.
 
+// Helpers of tests are not recognised as tests.
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::process::{Command, Output};
 

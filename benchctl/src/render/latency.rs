@@ -61,7 +61,7 @@ pub(super) fn per_turn(report: &Report, out: &mut impl Write) -> io::Result<()> 
     if report.per_turn.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\nEach turn (ms: avg, p50, p99)")?;
+    writeln!(out, "\nEach turn (ms, over successes)")?;
     let mut marks = false;
     turn_table(report, &[Metric::Ttft, Metric::Fc, Metric::Latency], true, &mut marks, out)?;
     writeln!(out)?;
@@ -81,7 +81,8 @@ fn turn_table(
         header.extend(["count".to_owned(), "avg ISL".to_owned()]);
     }
     for metric in metrics {
-        header.extend([label(*metric, report.first_chunk_threshold), "p50 ".to_owned(), "p99 ".to_owned()]);
+        let average = format!("{} avg", label(*metric, report.first_chunk_threshold));
+        header.extend([average, "p50 ".to_owned(), "p99 ".to_owned()]);
     }
     let mut table = Table::new(0, &header.iter().map(String::as_str).collect::<Vec<_>>());
     for index in shown(report.per_turn.len()) {

@@ -143,7 +143,7 @@ fn planned_and_achieved(load: &LoadReport, out: &mut impl Write) -> io::Result<(
 
 fn hit_rates(rates: &HitRates, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "\nHit rate (token-weighted)")?;
-    let mut table = Table::new(1, &[]);
+    let mut table = Table::headless(1);
     table.row(["planned".to_owned(), percent(rates.planned)]);
     table.row(["planned, by blocks".to_owned(), percent(rates.planned_by_blocks)]);
     table.row(["expected from the replies".to_owned(), percent(rates.expected)]);
@@ -181,12 +181,13 @@ fn load_details(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
     if load.uncounted_prompts > 0 {
         writeln!(out, "  {} not counted by anyone", count(load.uncounted_prompts))?;
     }
+    let growth = load.in_flight_growth_per_s.map(|g| format!(", growing by {}/s", decimal(Some(g), 3)));
     writeln!(
         out,
-        "In flight: mean {}, peak {}, growing by {}/s",
+        "In flight: mean {}, peak {}{}",
         decimal(load.mean_in_flight, 2),
         count(load.peak_in_flight),
-        decimal(load.in_flight_growth_per_s, 3)
+        growth.unwrap_or_default()
     )?;
     writeln!(
         out,
@@ -196,16 +197,16 @@ fn load_details(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
         count(load.sessions_failed)
     )?;
     let notes = [
-        (load.sessions_beyond_plan, "sessions started beyond plan: no turn was ready"),
-        (load.sessions_cut_short, "sessions cut short: too many waited for the same turn"),
-        (load.refused, "slots refused: too many requests in flight"),
-        (load.unsent, "slots still waited for a place at the end"),
-        (load.prompt_supply_dry, "turns waited for a prompt that was not made in time"),
-        (load.resent, "requests sent again: a kept connection was closed"),
-        (load.new_connections, "measured requests made a connection, which their TTFT contains"),
+        (load.sessions_beyond_plan, "sessions started beyond plan, because no turn was ready"),
+        (load.sessions_cut_short, "sessions cut short, because too many waited for the same turn"),
+        (load.refused, "slots refused, because too many requests were in flight"),
+        (load.unsent, "slots that still waited for a place at the end"),
+        (load.prompt_supply_dry, "turns that waited for a prompt that was not made in time"),
+        (load.resent, "requests sent again, because a kept connection was closed"),
+        (load.new_connections, "measured requests that made a connection, which their TTFT contains"),
     ];
     for (n, text) in notes.iter().filter(|(n, _)| *n > 0) {
-        writeln!(out, "  {} {text}", count(*n))?;
+        writeln!(out, "  {text}: {}", count(*n))?;
     }
     let wait = &load.ready_wait_ms;
     if wait.count > 0 {

@@ -39,7 +39,8 @@ pub fn spec(spec: &Spec, out: &mut impl Write) -> io::Result<()> {
         // Rounded inwards, so that what is printed is feasible.
         let min = (range.min * 1e4 - 1e-6).ceil() / 1e4;
         let max = (range.max * 1e4 + 1e-6).floor() / 1e4;
-        format!("{} to {}", min.max(0.0), max)
+        // `+ 0.0` turns -0 into 0.
+        format!("{} to {}", min + 0.0, max)
     };
     writeln!(
         out,

@@ -21,6 +21,11 @@ impl Table {
         Table { left_columns, rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()] }
     }
 
+    /// Without a header.
+    pub(super) fn headless(left_columns: usize) -> Table {
+        Table { left_columns, rows: Vec::new() }
+    }
+
     /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
@@ -69,7 +74,7 @@ pub(super) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -10,3 +10,4 @@ pub mod server;
 pub mod exchange;
 pub mod solve;
 pub mod arrival;
+pub mod turns;

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder};
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder,
+};
 
 const VOCABULARY: usize = 6144;
 /// Words that shall be one token in both forms. More would not fit beside the fragments they are merged from.
@@ -20,8 +22,9 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     tokenizers::utils::parallelism::set_parallelism(false);
 
     let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
-    let mut paths: Vec<_> =
-        fs::read_dir(assets.join("corpus"))?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+    let mut paths: Vec<_> = fs::read_dir(assets.join("corpus"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_, std::io::Error>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
     paths.sort();
     let mut corpus = String::new();

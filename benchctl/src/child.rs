@@ -89,10 +89,11 @@ impl Lifelined {
     fn how_it_ended(&mut self, when: &str) -> Trouble {
         let status = self.wait(END_WITHIN);
         let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let said = said.trim();
+        // A sentence, as all our errors are.
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
         let how = status.map_or("it does not end".to_owned(), describe);
         let name = self.sibling.name();
-        let message = match said {
+        let message = match said.as_str() {
             "" => format!("{name} ended {when} ({how})"),
             said => format!("{name} ended {when} ({how}): {said}"),
         };

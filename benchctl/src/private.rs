@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use proto::socket::Connection;
+use proto::socket::{CallError, Connection};
 use proto::wire::{Request, Secrets, Stopping};
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -20,6 +20,8 @@ const BENCHD_READY_WITHIN: Duration = Duration::from_secs(15);
 /// Time until benchsim listens; it may have a large tokenizer to read.
 const BENCHSIM_READY_WITHIN: Duration = Duration::from_secs(60);
 
+/// Time that a dying benchd may take from closing its sockets to its end.
+const BETWEEN_SOCKET_AND_PROCESS: Duration = Duration::from_millis(100);
 /// Longest folder, in bytes, in which there is room for ours: a socket's path ends at 104 bytes (108 on Linux).
 const LONGEST_BASE: usize = 70;
 
@@ -61,13 +63,21 @@ impl Daemon {
 
     /// A connection to it.
     pub fn connect(&self) -> Result<Connection, Trouble> {
-        connect(&self.socket)
+        Connection::open(&self.socket).map_err(|e| {
+            Trouble::internal(format!("no connection to benchd at {}: {e}", self.socket.display()))
+        })
     }
 
-    /// The failure that its early end is, if it has ended. A moment is given to a process whose socket broke.
-    pub fn early_end(&mut self) -> Option<Trouble> {
-        std::thread::sleep(Duration::from_millis(50));
-        self.process.early_end("before its answer; see above for what it said")
+    /// What a call that got no value comes to: where the connection broke because benchd ended, that is why.
+    pub fn explain(&mut self, error: CallError) -> Trouble {
+        if let CallError::Io(_) = &error {
+            // The socket may be gone a moment before its process.
+            std::thread::sleep(BETWEEN_SOCKET_AND_PROCESS);
+            if let Some(ended) = self.process.early_end("before its answer; what it said stands above") {
+                return ended;
+            }
+        }
+        error.into()
     }
 
     /// Asks it to end, and waits.
@@ -78,12 +88,6 @@ impl Daemon {
         self.process.end();
         self.signals.forget_litter(self.folder.path());
     }
-}
-
-/// A connection to the daemon at a socket.
-pub fn connect(socket: &Path) -> Result<Connection, Trouble> {
-    Connection::open(socket)
-        .map_err(|e| Trouble::internal(format!("no connection to benchd at {}: {e}", socket.display())))
 }
 
 fn fresh_folder() -> Result<TempDir, Trouble> {

@@ -10,10 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use proto::socket::{CallError, Connection};
 use proto::wire::{Event, Request, State, Status};
 
-use crate::exit::Trouble;
-use crate::private;
 use crate::talk::{line, say};
 
 /// Time between two lines where there is no terminal.
@@ -40,24 +39,26 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch; no event that comes after this is missed.
-    pub fn begin(socket: &Path, show: Show) -> Result<Watch, Trouble> {
-        let mut connection = private::connect(socket)?;
-        connection
-            .send(&Request::Watch {})
-            .map_err(|e| Trouble::internal(format!("watching failed: {e}")))?;
+    pub fn begin(socket: &Path, show: Show) -> Result<Watch, CallError> {
+        let mut connection = Connection::open(socket)?;
+        connection.send(&Request::Watch {})?;
         let first: Event = connection.read()?;
-        let stream = connection
-            .stream()
-            .try_clone()
-            .map_err(|e| Trouble::internal(format!("watching failed: {e}")))?;
+        let stream = connection.stream().try_clone()?;
         let (sender, ended) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut screen = Screen::new(show);
             screen.show(&first);
-            while let Ok(event) = connection.read::<Event>() {
-                screen.show(&event);
-                if matches!(event, Event::RunEnded {} | Event::Dropped { .. }) {
-                    break;
+            loop {
+                match connection.read::<Event>() {
+                    Ok(event) => {
+                        screen.show(&event);
+                        if matches!(event, Event::RunEnded {} | Event::Dropped { .. }) {
+                            break;
+                        }
+                    }
+                    // An event that this version does not know; the next one may be known.
+                    Err(CallError::Unreadable { .. }) => {}
+                    Err(_) => break,
                 }
             }
             screen.clear();
@@ -113,6 +114,8 @@ impl Screen {
             {
                 bar.set_length(planned);
                 bar.set_style(style(true));
+                // From here on it is drawn when there is news: the machine is busy measuring.
+                bar.disable_steady_tick();
             }
             bar.set_position(status.sent + status.refused);
             bar.set_message(status_text(status));
@@ -137,7 +140,7 @@ impl Screen {
 }
 
 fn style(has_length: bool) -> ProgressStyle {
-    let template = if has_length { "{bar:24} {msg}" } else { "{spinner} {msg}" };
+    let template = if has_length { "{bar:16} {wide_msg}" } else { "{spinner} {wide_msg}" };
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
 }
 

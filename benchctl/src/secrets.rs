@@ -72,7 +72,8 @@ fn split(args: &[OsString]) -> Result<Option<(Vec<OsString>, FromArgs)>, Trouble
             _ => (text, None),
         };
         let is_joined = value.is_some();
-        if matches!(flag, "--api-key" | "--header" | "--proxy") && !is_joined {
+        let takes_url = takes_url(flag);
+        if (takes_url || matches!(flag, "--api-key" | "--header" | "--proxy")) && !is_joined {
             value = rest.next().map(|next| next.to_string_lossy().into_owned());
         }
         match (flag, value) {
@@ -97,17 +98,36 @@ fn split(args: &[OsString]) -> Result<Option<(Vec<OsString>, FromArgs)>, Trouble
             }
             ("--header", Some(header)) => clean.push(format!("--header={header}").into()),
             ("--api-key" | "--header" | "--proxy", None) => clean.push(arg.clone()),
-            _ => match split_user_info(text) {
-                (bare, Some(user_info)) => {
-                    clean.push(bare.into());
-                    secrets.headers.push(basic(&user_info));
+            (flag, Some(url)) if takes_url => {
+                let (bare, user_info) = split_user_info(&url);
+                if is_joined {
+                    clean.push(format!("{flag}={bare}").into());
+                } else {
+                    clean.extend([flag.into(), bare.into()]);
                 }
-                (_, None) => clean.push(arg.clone()),
-            },
+                secrets.headers.extend(user_info.as_deref().map(basic));
+            }
+            // `-uURL`, alone or after other short flags.
+            _ if is_short(text) && text.contains('u') => {
+                let (bare, user_info) = split_user_info(text);
+                clean.push(bare.into());
+                secrets.headers.extend(user_info.as_deref().map(basic));
+            }
+            _ => clean.push(arg.clone()),
         }
     }
     let found = secrets != FromArgs::default();
     Ok(found.then_some((clean, secrets)))
+}
+
+/// Whether a URL follows: `-u`, alone or after other short flags, and its long names.
+fn takes_url(flag: &str) -> bool {
+    matches!(flag, "--url" | "--base-url")
+        || (is_short(flag) && flag.ends_with('u') && flag[1..].bytes().all(|b| b.is_ascii_lowercase()))
+}
+
+fn is_short(flag: &str) -> bool {
+    flag.starts_with('-') && !flag.starts_with("--")
 }
 
 /// Whether a header, as `Name: value` or a slip of it, holds a secret.
@@ -220,9 +240,9 @@ mod tests {
 
     #[test]
     fn arguments_without_secrets_stay() {
-        assert!(
-            split_words("benchctl run -u http://h:8000/v1?a=b@c --header 'X-Team: a@b' -m me/you").is_none()
-        );
+        let line = "benchctl run -u http://h:8000/v1?a=b@c --header 'X-Team: a@b' -m http://me:you@h";
+        assert!(split_words(line).is_none());
+        assert!(split_words("benchctl --extra-body '{\"url\":\"http://me:you@h\"}'").is_none());
     }
 
     #[test]
@@ -244,7 +264,13 @@ mod tests {
 
     #[test]
     fn user_info_becomes_a_basic_header() {
-        for url in ["-u http://me:pass%3Aword@h:1/v1", "--base-url=http://me:pass%3Aword@h:1/v1"] {
+        for url in [
+            "-u http://me:pass%3Aword@h:1/v1",
+            "-su http://me:pass%3Aword@h:1/v1",
+            "-suhttp://me:pass%3Aword@h:1/v1",
+            "-u=http://me:pass%3Aword@h:1/v1",
+            "--base-url=http://me:pass%3Aword@h:1/v1",
+        ] {
             let (clean, secrets) = split_words(&format!("benchctl {url}")).unwrap();
             assert!(clean.last().unwrap().ends_with("http://h:1/v1"), "{clean:?}");
             assert_eq!(secrets.headers, [("Authorization".into(), "Basic bWU6cGFzczp3b3Jk".into())]);

@@ -101,16 +101,37 @@ fn a_place_that_cannot_be_written_is_found_out_before_anything_starts() {
     assert_eq!(std::fs::read_to_string(&existing).unwrap(), "precious");
 }
 
+/// A program made of shell lines.
+fn program(dir: &Path, name: &str, script: &str) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_simulator_that_refuses_its_options_is_quoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let sim = program(dir.path(), "benchsim", "echo \"error: no such thing: $4\" >&2; exit 2");
+    let output = Command::new(env!("CARGO_BIN_EXE_benchctl"))
+        .args(["run", "--quiet", "--sim=--bogus"])
+        .env("BENCHSIM_BIN", &sim)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let want = "benchctl: benchsim ended before it was ready (exit code 2): error: no such thing: --bogus\n";
+    assert_eq!(stderr(&output), want);
+}
+
 /// A benchd that says what it was given, then ends.
 fn run_with_a_benchd_that_tells(line: &str, script: &str) -> (Output, String) {
-    use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
-    let (program, told) = (dir.path().join("benchd"), dir.path().join("told"));
-    std::fs::write(&program, format!("#!/bin/sh\nexec >\"$TOLD\" 2>&1\n{script}\n")).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let told = dir.path().join("told");
+    let benchd = program(dir.path(), "benchd", &format!("exec >\"$TOLD\" 2>&1\n{script}"));
     let output = Command::new(env!("CARGO_BIN_EXE_benchctl"))
         .args(shlex::split(line).unwrap())
-        .env("BENCHD_BIN", &program)
+        .env("BENCHD_BIN", &benchd)
         .env("TOLD", &told)
         .env("OPENAI_API_KEY", "sk-from-env")
         .env_remove("BENCHD_API_KEY")

@@ -6,6 +6,9 @@ mod smoke;
 
 use std::io::{self, Write};
 
+use proto::socket::{CallError, Connection};
+use proto::wire::Request;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::args::{Cli, Command};
@@ -40,14 +43,14 @@ fn print_json(value: &RawValue) -> Result<(), Trouble> {
     print(|out| writeln!(out, "{value}"))
 }
 
-/// An answer as it came, and what it says.
-fn read_reply<T: serde::de::DeserializeOwned>(
-    connection: &mut proto::socket::Connection,
-) -> Result<(Box<RawValue>, T), proto::socket::CallError> {
+/// Sends a request; its answer as it came, and what it says.
+fn call<T: DeserializeOwned>(
+    connection: &mut Connection,
+    request: &Request,
+) -> Result<(Box<RawValue>, T), CallError> {
+    connection.send(request)?;
     let raw: Box<RawValue> = connection.read_reply()?;
-    let value = serde_json::from_str(raw.get()).map_err(|error| proto::socket::CallError::Unreadable {
-        error,
-        line: raw.get().chars().take(200).collect(),
-    })?;
+    let value = serde_json::from_str(raw.get())
+        .map_err(|error| CallError::Unreadable { error, line: raw.get().chars().take(200).collect() })?;
     Ok((raw, value))
 }

@@ -3,7 +3,7 @@
 use proto::spec::Spec;
 use proto::wire::{Request, Secrets};
 
-use super::{print, print_json, read_reply};
+use super::{call, print, print_json};
 use crate::args::PlanArgs;
 use crate::asked;
 use crate::exit::{Exit, Trouble};
@@ -15,10 +15,10 @@ pub(crate) fn act(args: &PlanArgs) -> Result<Exit, Trouble> {
     let workload = asked::workload(&args.workload);
     workload.validate().map_err(|text| Trouble::usage(asked::in_flags(&text)))?;
     let signals = Signals::install()?;
-    let daemon = Daemon::start(&Secrets::default(), &signals)?;
+    let mut daemon = Daemon::start(&Secrets::default(), &signals)?;
     let mut connection = daemon.connect()?;
-    connection.send(&Request::Plan { workload }).map_err(proto::socket::CallError::from)?;
-    let (raw, spec) = read_reply::<Spec>(&mut connection)?;
+    let (raw, spec) =
+        call::<Spec>(&mut connection, &Request::Plan { workload }).map_err(|error| daemon.explain(error))?;
     daemon.end();
     if args.talk.json {
         print_json(&raw)?

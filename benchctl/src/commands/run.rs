@@ -9,11 +9,11 @@ use proto::socket::{CallError, Connection};
 use proto::wire::{EndLine, ErrorCode, Request};
 use serde_json::value::RawValue;
 
-use super::{print, print_json, read_reply};
+use super::{call, print, print_json};
 use crate::args::RunArgs;
 use crate::asked::{self, AskedRun};
 use crate::exit::{self, Exit, Trouble};
-use crate::private::{self, Daemon, Sim};
+use crate::private::{Daemon, Sim};
 use crate::progress::{Show, Watch};
 use crate::render::{self, Next, RunView};
 use crate::save::{Destination, Writing};
@@ -71,12 +71,10 @@ pub(crate) fn drive(
     destination: Option<&Destination>,
     signals: &Signals,
 ) -> Result<Finished, CallError> {
-    let broken = |trouble: Trouble| CallError::Io(std::io::Error::other(trouble.message));
-    let watch = Watch::begin(socket, show).map_err(broken)?;
-    let mut connection = private::connect(socket).map_err(broken)?;
+    let watch = Watch::begin(socket, show)?;
+    let mut connection = Connection::open(socket)?;
     signals.on_first(OnFirst::StopRun(socket.to_owned()));
-    connection.send(request)?;
-    let reply = read_reply::<Report>(&mut connection);
+    let reply = call::<Report>(&mut connection, request);
     signals.on_first(OnFirst::Finish);
     watch.end();
     let (raw, report) = reply?;
@@ -138,12 +136,7 @@ fn explain(error: CallError, daemon: &mut Daemon, sim_ended: Option<Trouble>, si
     {
         return Trouble::new(Exit::of_signal(signal), failure.message.clone());
     }
-    if let CallError::Io(_) = &error
-        && let Some(ended) = daemon.early_end()
-    {
-        return Trouble::internal(ended.message);
-    }
-    sim_ended.unwrap_or_else(|| error.into())
+    sim_ended.unwrap_or_else(|| daemon.explain(error))
 }
 
 /// Prints the report and what there is to say about it.

@@ -1,10 +1,9 @@
 //! `smoke`: one small request, and what the server can do.
 
 use proto::report::SmokeReport;
-use proto::socket::CallError;
 use proto::wire::Request;
 
-use super::{print, print_json, read_reply};
+use super::{call, print, print_json};
 use crate::args::SmokeArgs;
 use crate::asked::{self, AskedTarget};
 use crate::exit::{Exit, Trouble};
@@ -20,10 +19,11 @@ pub(crate) fn act(args: &SmokeArgs, from_args: &FromArgs) -> Result<Exit, Troubl
     if let Some(sim) = &sim {
         target.url.clone_from(&sim.url);
     }
-    let daemon = Daemon::start(&secrets, &signals)?;
+    let mut daemon = Daemon::start(&secrets, &signals)?;
     let mut connection = daemon.connect()?;
-    connection.send(&Request::Smoke { target: Box::new(target) }).map_err(CallError::from)?;
-    let (raw, report) = read_reply::<SmokeReport>(&mut connection)?;
+    let request = Request::Smoke { target: Box::new(target) };
+    let (raw, report) =
+        call::<SmokeReport>(&mut connection, &request).map_err(|error| daemon.explain(error))?;
     daemon.end();
     if let Some(sim) = sim {
         sim.end();

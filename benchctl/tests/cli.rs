@@ -101,22 +101,15 @@ fn a_place_that_cannot_be_written_is_found_out_before_anything_starts() {
     assert_eq!(std::fs::read_to_string(&existing).unwrap(), "precious");
 }
 
-/// A program made of shell lines.
-fn program(dir: &Path, name: &str, script: &str) -> std::path::PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let path = dir.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
+/// A sibling that does what `SIBLING_SCRIPT` says.
+const SIBLING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sibling.sh");
 
 #[test]
 fn a_simulator_that_refuses_its_options_is_quoted() {
-    let dir = tempfile::tempdir().unwrap();
-    let sim = program(dir.path(), "benchsim", "echo \"error: no such thing: $4\" >&2; exit 2");
     let output = Command::new(env!("CARGO_BIN_EXE_benchctl"))
         .args(["run", "--quiet", "--sim=--bogus"])
-        .env("BENCHSIM_BIN", &sim)
+        .env("BENCHSIM_BIN", SIBLING)
+        .env("SIBLING_SCRIPT", "echo \"error: no such thing: $4\" >&2; exit 2")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -128,10 +121,10 @@ fn a_simulator_that_refuses_its_options_is_quoted() {
 fn run_with_a_benchd_that_tells(line: &str, script: &str) -> (Output, String) {
     let dir = tempfile::tempdir().unwrap();
     let told = dir.path().join("told");
-    let benchd = program(dir.path(), "benchd", &format!("exec >\"$TOLD\" 2>&1\n{script}"));
     let output = Command::new(env!("CARGO_BIN_EXE_benchctl"))
         .args(shlex::split(line).unwrap())
-        .env("BENCHD_BIN", &benchd)
+        .env("BENCHD_BIN", SIBLING)
+        .env("SIBLING_SCRIPT", format!("exec >\"$TOLD\" 2>&1\n{script}"))
         .env("TOLD", &told)
         .env("OPENAI_API_KEY", "sk-from-env")
         .env_remove("BENCHD_API_KEY")
@@ -141,6 +134,7 @@ fn run_with_a_benchd_that_tells(line: &str, script: &str) -> (Output, String) {
 }
 
 #[test]
+#[cfg(target_os = "linux")] // reads /proc
 fn secrets_reach_benchd_by_its_standard_input_alone() {
     let script =
         "read line; echo \"stdin: $line\"; echo \"args: $*\"; tr '\\0' ' ' </proc/$PPID/cmdline; echo; env";

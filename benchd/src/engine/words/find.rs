@@ -35,23 +35,20 @@ impl Words {
         if lists.is_poor() {
             lists.add_spelled(tokenizer);
         }
-        for round in 0..ROUNDS {
+        let mut round = 0;
+        loop {
             let words = Words::new(tokenizer.label(), &lists.start, &lists.after)?;
             let failed = words.failed_joins(tokenizer, round);
-            if failed.is_empty() {
-                return Ok(words);
-            }
-            if !lists.drop_offenders(tokenizer, &failed) || round + 1 == ROUNDS {
-                let (planned, text) = &failed[0];
-                let counted = tokenizer.count(text);
+            let Some((planned, text)) = failed.first() else { return Ok(words) };
+            round += 1;
+            if round == ROUNDS || !lists.drop_offenders(tokenizer, &failed) {
                 return Err(WordsError::Inexact {
                     label: tokenizer.label().to_owned(),
                     planned: *planned,
-                    counted,
+                    counted: tokenizer.count(text),
                 });
             }
         }
-        unreachable!("the last round returns")
     }
 
     /// Makes long random texts that together use each word twice or so; returns those of another length than planned.
@@ -110,20 +107,23 @@ impl Lists {
         words.extend(letters().flat_map(|a| letters().map(move |b| format!("{a}o{b}"))));
         let known = candidates(&Tokenizer::builtin());
         words.extend(known.into_iter().filter(|word| word.len() > 3 && is_lower(word)));
-        let mut is_new = HashSet::new();
-        words.retain(|word| is_new.insert(word.clone()));
 
-        let count = |texts: Vec<String>| counts_of(tokenizer, texts.iter().map(String::as_str).collect());
-        // A letter and a line break before it: what follows is neither at the start nor merged with them.
+        let encode = |texts: Vec<String>| encodings_of(tokenizer, texts.iter().map(String::as_str).collect());
+        // A letter, or one and a line break, before it: what follows is not at the start of the text.
         let (space, line) = (tokenizer.count("a"), tokenizer.count("a\n"));
-        let after = count(words.iter().map(|word| format!("a {word}")).collect());
-        let start = count(words.clone());
-        let on_line = count(words.iter().map(|word| format!("a\n{word}")).collect());
+        let after = encode(words.iter().map(|word| format!("a {word}")).collect());
+        let on_line = encode(words.iter().map(|word| format!("a\n{word}")).collect());
+        let alone = encode(words.clone());
+        // Words that look the same to the tokenizer, as all do for which it has only "unknown", cannot tell sessions apart.
+        let mut looks = HashSet::new();
         for (i, word) in words.into_iter().enumerate() {
-            if start[i] == on_line[i].saturating_sub(line) {
-                add(&mut self.start, start[i], &word);
+            if !looks.insert(after[i].get_ids()) {
+                continue;
             }
-            add(&mut self.after, after[i].saturating_sub(space), &word);
+            if alone[i].len() == on_line[i].len().saturating_sub(line) {
+                add(&mut self.start, alone[i].len(), &word);
+            }
+            add(&mut self.after, after[i].len().saturating_sub(space), &word);
         }
     }
 
@@ -241,9 +241,12 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Counts many texts on all cores.
-fn counts_of(tokenizer: &Tokenizer, texts: Vec<&str>) -> Vec<usize> {
+/// Encodes many texts on all cores.
+fn encodings_of(tokenizer: &Tokenizer, texts: Vec<&str>) -> Vec<Encoding> {
     let encodings = tokenizer.inner().encode_batch_fast(texts, false);
-    let encodings = encodings.expect("unknown characters were probed when the tokenizer was loaded");
-    encodings.iter().map(Encoding::len).collect()
+    encodings.expect("unknown characters were probed when the tokenizer was loaded")
+}
+
+fn counts_of(tokenizer: &Tokenizer, texts: Vec<&str>) -> Vec<usize> {
+    encodings_of(tokenizer, texts).iter().map(Encoding::len).collect()
 }

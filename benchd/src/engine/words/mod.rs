@@ -72,9 +72,7 @@ pub enum Purpose {
     UniqueSystem,
     /// A user message.
     User,
-    /// A request of the calibration.
-    Calibration,
-    /// Any other request before the load.
+    /// A check before the load.
     Probe,
 }
 
@@ -139,17 +137,41 @@ impl Words {
         }
     }
 
+    /// Words that follow another.
+    #[expect(clippy::len_without_is_empty, reason = "there are always at least two")]
+    pub fn len(&self) -> usize {
+        self.after.main.len()
+    }
+
     /// Whether such a text can have exactly this many tokens; always so when words are single tokens.
     pub fn check(&self, opening: Opening, tokens: u32) -> Result<(), WordsError> {
         self.shape(opening, tokens).map(|_| ())
     }
 
-    /// The text that all sessions have in common.
-    pub fn shared(&self, seed: u64, tokens: u32) -> Result<String, WordsError> {
-        let mut text = String::new();
-        let key = Key { seed, purpose: Purpose::SharedSystem, session: 0, turn: 0 };
-        self.append(&mut text, key, Opening::Message, tokens)?;
-        Ok(text)
+    /// Appends the text of a user message. The first of a session is one that no other session begins with.
+    ///
+    /// Returns its tokens: as many as asked for, or the nearest that can be made where [`Words::check`] says so.
+    pub fn push_user(&self, out: &mut String, seed: u64, session: u64, turn: u32, tokens: u32) -> u32 {
+        let opening = if turn <= 1 { Opening::UniqueMessage } else { Opening::Message };
+        self.push(out, Key { seed, purpose: Purpose::User, session, turn }, opening, tokens)
+    }
+
+    /// Appends the text of a system prompt: the part that all sessions have, then the session's own. Returns its tokens,
+    /// like [`Words::push_user`].
+    pub fn push_system(&self, out: &mut String, seed: u64, shared: u32, session: u64, unique: u32) -> u32 {
+        let common = Key { seed, purpose: Purpose::SharedSystem, session: 0, turn: 0 };
+        let shared = self.push(out, common, Opening::Message, shared);
+        let opening = if shared > 0 { Opening::UniqueContinuation } else { Opening::UniqueMessage };
+        shared + self.push(out, Key { purpose: Purpose::UniqueSystem, session, ..common }, opening, unique)
+    }
+
+    fn push(&self, out: &mut String, key: Key, opening: Opening, tokens: u32) -> u32 {
+        let made = match self.check(opening, tokens) {
+            Err(WordsError::Length { nearest, .. }) => nearest,
+            _ => tokens,
+        };
+        self.append(out, key, opening, made).expect("the nearest length is one that can be made");
+        made
     }
 
     /// Appends a text of exactly `tokens` tokens; nothing for 0.
@@ -236,8 +258,7 @@ impl Key {
             Purpose::SharedSystem => 1,
             Purpose::UniqueSystem => 2,
             Purpose::User => 3,
-            Purpose::Calibration => 4,
-            Purpose::Probe => 5,
+            Purpose::Probe => 4,
         };
         [purpose, self.session, u64::from(self.turn)].into_iter().fold(mix(self.seed), |hash, part| {
             mix(hash.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))
@@ -281,7 +302,7 @@ impl Lead {
             factor = (factor + 1) % radix;
         }
         let offset = (self.hash >> 32) % radix;
-        #[expect(clippy::cast_possible_truncation, reason = "less than the radix, which is a usize")]
+        // Less than the radix, which is a usize.
         Some((((u128::from(factor) * u128::from(digit)) + u128::from(offset)) % u128::from(radix)) as usize)
     }
 }
@@ -293,7 +314,7 @@ impl SplitMix {
     /// In `0..bound`, for bounds below 2³²; the bias, under `bound`/2³², is of no account for words.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(GOLDEN);
-        #[expect(clippy::cast_possible_truncation, reason = "less than the bound, which is a usize")]
+        // Less than the bound, which is a usize.
         let index = (((mix(self.0) >> 32) * bound as u64) >> 32) as usize;
         index
     }
@@ -310,3 +331,6 @@ fn mix(mut z: u64) -> u64 {
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,7 +43,7 @@ pub struct Report {
     pub failures: Failures,
     /// What was found out about the server before the load.
     pub preparation: Preparation,
-    /// HdrHistogram V2 of each latency in microseconds, compressed, base64; mergeable.
+    /// HdrHistogram V2 of each latency in microseconds, compressed, base64, by `<metric>_us`; mergeable.
     pub histograms: BTreeMap<String, String>,
     /// Where and by what the run was made.
     pub environment: Environment,
@@ -119,6 +119,9 @@ pub struct Stats {
     pub avg_output_tokens: Option<f64>,
     /// Failures / completions.
     pub error_rate: Option<f64>,
+    /// Metrics whose values are too many to be held: their figures are a histogram's, of three digits. Absent in
+    /// files when there is none.
+    pub from_histogram: Vec<Metric>,
 }
 
 /// One turn's row of the report; latencies are over successes.
@@ -163,11 +166,11 @@ pub struct LoadReport {
     pub planned_osl: f64,
     /// Mean output tokens as counted.
     pub achieved_osl: Option<f64>,
-    /// Requests whose prompt tokens, as counted, equal the plan's.
+    /// Requests whose prompt tokens, as the server counted them, equal the plan's.
     pub exact_prompts: u64,
     /// Requests whose prompt tokens differ, by difference (counted − planned).
     pub residuals: BTreeMap<i64, u64>,
-    /// Requests whose prompt tokens nobody counted.
+    /// Requests sent whose prompt tokens the server did not tell.
     pub uncounted_prompts: u64,
     /// Share of each turn among the requests sent.
     pub turn_mix: Vec<TurnShare>,
@@ -455,6 +458,10 @@ impl From<Stats> for Map<String, Value> {
         out.insert("avg_input_tokens".into(), stats.avg_input_tokens.into());
         out.insert("avg_output_tokens".into(), stats.avg_output_tokens.into());
         out.insert("error_rate".into(), stats.error_rate.into());
+        if !stats.from_histogram.is_empty() {
+            let names: Vec<&str> = stats.from_histogram.iter().map(|m| m.name()).collect();
+            out.insert("from_histogram".into(), names.into());
+        }
         out
     }
 }
@@ -471,6 +478,10 @@ impl TryFrom<Map<String, Value>> for Stats {
             avg_input_tokens: float("avg_input_tokens"),
             avg_output_tokens: float("avg_output_tokens"),
             error_rate: float("error_rate"),
+            from_histogram: match from.get("from_histogram") {
+                Some(names) => Vec::deserialize(names).map_err(|e| format!("from_histogram: {e}"))?,
+                None => Vec::new(),
+            },
         })
     }
 }

@@ -12,8 +12,8 @@ use serde_json::Value;
 fn lines_survive<T: Serialize + DeserializeOwned>(lines: &str) {
     for line in lines.lines().filter(|l| !l.is_empty()) {
         let value: T = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
-        let again = serde_json::to_value(&value).unwrap();
-        let before: Value = serde_json::from_str(line).unwrap();
+        let again = serde_json::to_value(&value).expect("a message has a JSON form");
+        let before: Value = serde_json::from_str(line).expect("it was read before");
         assert_contains(&again, &before, line);
     }
 }

@@ -104,7 +104,7 @@ pub(crate) struct TemplateOptions {
     pub(crate) message: u32,
     /// Tokens of the reply's header. With C = B a history with its replies hits the prefix cache, as with
     /// real templates
-    #[arg(long = "template-reply", value_name = "C", default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=4096))]
+    #[arg(long = "template-reply", value_name = "C", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(crate) reply: u32,
 }
 

@@ -44,7 +44,7 @@ fn demo_load() -> LoadArgs {
 
 /// The conversations of `--sim` alone.
 fn demo_workload(args: &WorkloadArgs) -> WorkloadArgs {
-    WorkloadArgs { isl: Some(500), osl: Some(32), hit_rate: Some(0.6), num_turns: Some(4), ..args.clone() }
+    WorkloadArgs { isl: Some(500), osl: Some(32), hit_rate: Some(0.7), num_turns: Some(4), ..args.clone() }
 }
 
 /// A variable of our environment.
@@ -61,7 +61,7 @@ pub fn run(args: &RunArgs, from_args: &FromArgs) -> Result<AskedRun, Trouble> {
     let workload_args = if is_demo && !shapes(&args.workload) {
         notices.push(
             "nothing was said about load and workload; taking --concurrency 8 --num-sessions 96 --num-turns 4 \
-             --isl 500 --osl 32 --hit-rate 0.6"
+             --isl 500 --osl 32 --hit-rate 0.7"
                 .to_owned(),
         );
         demo_workload(&args.workload)

@@ -8,6 +8,7 @@
 //! ```
 
 pub mod engine;
+pub mod serve;
 
 /// Chooses the cryptography of TLS for the whole process; to be called before the first client is made.
 pub fn install_tls() {

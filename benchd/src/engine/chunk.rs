@@ -152,7 +152,9 @@ impl<'a> Chunk<'a> {
 /// The message of an error object or string, else the JSON itself; empty for a null.
 pub fn error_text(json: &str) -> String {
     let Ok(value) = serde_json::from_str::<serde_json::Value>(json) else { return json.to_owned() };
-    for candidate in [&value["error"]["message"], &value["message"], &value["error"], &value["detail"], &value] {
+    for candidate in
+        [&value["error"]["message"], &value["message"], &value["error"], &value["detail"], &value]
+    {
         if let Some(text) = candidate.as_str() {
             return text.to_owned();
         }
@@ -190,7 +192,8 @@ mod tests {
         assert_eq!(texts(r#"{"choices":[{"delta":{"reasoning":"r"}}]}"#), [("r".into(), false)]);
         assert_eq!(texts(r#"{"choices":[{"text":"t"}]}"#), [("t".into(), true)]);
         assert_eq!(texts(r#"{"choices":[{"delta":{"refusal":"no"}}]}"#), [("no".into(), true)]);
-        let tool = r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{"}}]}}]}"#;
+        let tool =
+            r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{"}}]}}]}"#;
         assert_eq!(texts(tool), [("f".into(), false), ("{".into(), false)]);
     }
 
@@ -200,7 +203,10 @@ mod tests {
         let chunk = Chunk::decode(json.as_bytes()).unwrap();
         assert_eq!(chunk.finish_reason.as_deref(), Some("length"));
         let usage = chunk.usage.unwrap();
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (Some(7), Some(3), Some(4)));
+        assert_eq!(
+            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+            (Some(7), Some(3), Some(4))
+        );
         let bare = Chunk::decode(br#"{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}"#).unwrap();
         assert_eq!(bare.usage.unwrap().cached_tokens, None);
     }

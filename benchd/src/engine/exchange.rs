@@ -100,13 +100,19 @@ impl Tail {
     /// Reads the end, so that the connection goes back to the pool; gives up on it after a moment.
     pub async fn finish(self) {
         if let Some(mut response) = self.0 {
-            let _ = tokio::time::timeout(TAIL, async { while let Ok(Some(_)) = response.chunk().await {} }).await;
+            let _ =
+                tokio::time::timeout(TAIL, async { while let Ok(Some(_)) = response.chunk().await {} }).await;
         }
     }
 }
 
 /// Sends a request and follows it to its end, to the server's timeout, or until `abort`.
-pub async fn exchange(server: &Server, clock: &Clock, outgoing: &Outgoing, abort: &CancellationToken) -> (Observed, Tail) {
+pub async fn exchange(
+    server: &Server,
+    clock: &Clock,
+    outgoing: &Outgoing,
+    abort: &CancellationToken,
+) -> (Observed, Tail) {
     let mut seen = Observed {
         sent_ns: clock.now_ns(),
         first_token_ns: None,
@@ -194,7 +200,11 @@ fn whole_outcome(seen: &Observed) -> Outcome {
     if seen.events == 0 && !has_tokens { Outcome::Empty } else { Outcome::Ok }
 }
 
-async fn send(server: &Server, outgoing: &Outgoing, seen: &mut Observed) -> Result<reqwest::Response, reqwest::Error> {
+async fn send(
+    server: &Server,
+    outgoing: &Outgoing,
+    seen: &mut Observed,
+) -> Result<reqwest::Response, reqwest::Error> {
     let request = || {
         let mut request = reqwest::Request::new(reqwest::Method::POST, server.chat_url.clone());
         *request.headers_mut() = server.headers.clone();
@@ -259,6 +269,10 @@ async fn read_stream(
         let mut fault = None;
         let fed = decoder.feed(&bytes, |data| {
             if fault.is_some() || is_done {
+                return;
+            }
+            // Some gateways keep a connection alive with events that carry nothing.
+            if data.trim_ascii().is_empty() {
                 return;
             }
             if data == b"[DONE]" {
@@ -382,6 +396,10 @@ fn failure(error: &reqwest::Error, stage: Stage) -> Outcome {
     } else if error.is_timeout() {
         Outcome::Timeout
     } else {
-        broken.unwrap_or(if error.is_decode() && stage == Stage::Body { Outcome::Decode } else { Outcome::Reset })
+        broken.unwrap_or(if error.is_decode() && stage == Stage::Body {
+            Outcome::Decode
+        } else {
+            Outcome::Reset
+        })
     }
 }

@@ -63,7 +63,8 @@ impl Server {
                 .pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
             builder = match &target.proxy {
                 Some(url) => builder.proxy(
-                    reqwest::Proxy::all(url).map_err(|e| bad(format!("the proxy {url:?} cannot be used: {e}")))?,
+                    reqwest::Proxy::all(url)
+                        .map_err(|e| bad(format!("the proxy {url:?} cannot be used: {e}")))?,
                 ),
                 None => builder.no_proxy(),
             };
@@ -86,7 +87,12 @@ impl Server {
             chat_url,
             headers,
             request_timeout: Duration::from_secs_f64(target.request_timeout_s),
-            secrets: secrets.api_key.iter().cloned().chain(secrets.headers.iter().map(|(_, v)| v.clone())).collect(),
+            secrets: secrets
+                .api_key
+                .iter()
+                .cloned()
+                .chain(secrets.headers.iter().map(|(_, v)| v.clone()))
+                .collect(),
         })
     }
 
@@ -126,8 +132,9 @@ fn headers(target: &Target, secrets: &Secrets) -> Result<HeaderMap, String> {
     for ((name, value), is_secret) in open.chain(secrets.headers.iter().map(|header| (header, true))) {
         let shown = if is_secret { "" } else { value.as_str() };
         let name = HeaderName::try_from(name.as_str()).map_err(|_| format!("{name:?} is no header name"))?;
-        let mut value = HeaderValue::try_from(value.as_str())
-            .map_err(|_| format!("the value {shown:?} of header {name} has characters that a header cannot carry"))?;
+        let mut value = HeaderValue::try_from(value.as_str()).map_err(|_| {
+            format!("the value {shown:?} of header {name} has characters that a header cannot carry")
+        })?;
         value.set_sensitive(is_secret);
         headers.insert(name, value);
     }
@@ -233,7 +240,9 @@ mod tests {
 
     #[test]
     fn the_base_url_may_have_v1_or_not() {
-        for url in ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/v1/chat/completions"] {
+        for url in
+            ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/v1/chat/completions"]
+        {
             let server = server(url, &Secrets::default());
             assert_eq!(server.chat_url.as_str(), "http://h:1/v1/chat/completions");
             assert_eq!(server.url("/metrics"), "http://h:1/metrics");
@@ -243,7 +252,8 @@ mod tests {
 
     #[test]
     fn a_secret_never_leaves_by_an_error() {
-        let secrets = Secrets { api_key: Some("sk-123".into()), headers: vec![("x-api-key".into(), "abc".into())] };
+        let secrets =
+            Secrets { api_key: Some("sk-123".into()), headers: vec![("x-api-key".into(), "abc".into())] };
         let server = server("http://h", &secrets);
         assert_eq!(server.redact("bad key sk-123,\n abc"), "bad key [secret], [secret]");
         assert!(!format!("{server:?}").contains("Bearer sk-123"));
@@ -255,7 +265,10 @@ mod tests {
         let head = Parameters::default().body_head("m", 9, extra.as_object().unwrap());
         let body: Value = serde_json::from_str(&format!("{head}]}}")).unwrap();
         assert_eq!(body["temperature"], 0.7);
-        assert_eq!((&body["top_k"], &body["min_tokens"], &body["max_tokens"]), (&json!(5), &json!(9), &json!(9)));
+        assert_eq!(
+            (&body["top_k"], &body["min_tokens"], &body["max_tokens"]),
+            (&json!(5), &json!(9), &json!(9))
+        );
         assert_eq!(body["messages"], json!([]));
     }
 }

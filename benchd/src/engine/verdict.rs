@@ -1,0 +1,296 @@
+//! Whether a run's numbers can be trusted: figures against bounds, one reason for each that is crossed. Pure; every
+//! bound of it is a constant below.
+
+use proto::metric::Metric;
+use proto::plan::Load;
+use proto::report::{Benchmark, HitRates, LoadReport, Reason, ReasonKind, Stats, Trust, Verdict};
+use proto::spec::Spec;
+
+use crate::engine::summary::Growth;
+
+/// The client's own lateness, 99th percentile, in ms: below this it is in no figure that anyone reads.
+const MAX_DISPATCH_LAG_P99_MS: f64 = 1.0;
+/// The same as a share of the slots' spacing; the larger of the two holds.
+const MAX_DISPATCH_LAG_SPACING: f64 = 0.01;
+/// Slots sent off from slots planned.
+const MAX_SLOTS_OFF: f64 = 0.01;
+/// Share of a turn, or hit rate, off from the one asked for.
+const MAX_SHARE_OFF: f64 = 0.02;
+/// Mean input or output tokens off from those asked for.
+const MAX_TOKENS_OFF: f64 = 0.02;
+/// Requests from which on shares and mean lengths are judged; with fewer, chance alone moves them as far.
+const MIN_REQUESTS: u64 = 200;
+/// Sessions beyond plan in the measured part, as a share of its slots.
+const MAX_BEYOND_PLAN: f64 = 0.02;
+/// Cached tokens of first turns that this run cannot have left, as a share of these turns' tokens.
+const MAX_FIRST_TURN_UNEXPECTED: f64 = 0.01;
+/// Failures as a share of completions.
+const MAX_ERROR_RATE: f64 = 0.01;
+/// Growth of the requests in flight a second, as a share of the requests sent a second.
+const MAX_FLIGHT_GROWTH: f64 = 0.02;
+/// The same over the whole part, as a share of the mean in flight, …
+const MAX_FLIGHT_GROWTH_OF_MEAN: f64 = 0.25;
+/// … in roots of the mean in flight, which is what arrivals at random cause by themselves, …
+const MIN_FLIGHT_GROWTH_ROOTS: f64 = 3.0;
+/// … and in standard deviations of a trend that is none (1 %, one-sided).
+const MIN_FLIGHT_TREND_Z: f64 = 2.33;
+/// Added to (n − 1)·(latency + think time) for the warm-up that an open loop needs, in seconds.
+const WARM_UP_MARGIN_S: f64 = 2.0;
+
+/// What a verdict is made of.
+pub struct Evidence<'a> {
+    /// The solved workload.
+    pub spec: &'a Spec,
+    /// The load asked for.
+    pub asked: &'a Load,
+    /// Counts of the run.
+    pub benchmark: &'a Benchmark,
+    /// Its statistics.
+    pub stats: &'a Stats,
+    /// The load achieved.
+    pub load: &'a LoadReport,
+    /// Its hit rates.
+    pub hit_rate: &'a HitRates,
+    /// Open loop: whether a last turn was sent before warm-up ended.
+    pub last_turn_sent_in_warm_up: Option<bool>,
+    /// Open loop: slots of the drawn schedule due in the measured part.
+    pub planned_slots_measured: Option<u64>,
+    /// Trend of the requests in flight.
+    pub growth: Option<Growth>,
+}
+
+/// Judges.
+pub fn verdict(evidence: &Evidence<'_>) -> Verdict {
+    let mut reasons = Reasons(Vec::new());
+    evidence.judge_run(&mut reasons);
+    evidence.judge_client(&mut reasons);
+    evidence.judge_load(&mut reasons);
+    evidence.judge_conversations(&mut reasons);
+    evidence.judge_server(&mut reasons);
+    // Whoever reads the first reason only shall read about the client first: nothing else is right without it.
+    reasons.0.sort_by_key(|reason| reason.kind);
+    let trust = if reasons.0.is_empty() { Trust::Valid } else { Trust::Suspect };
+    Verdict { trust, reasons: reasons.0 }
+}
+
+struct Reasons(Vec<Reason>);
+
+impl Reasons {
+    fn add(&mut self, kind: ReasonKind, code: &str, text: String) {
+        self.0.push(Reason { kind, code: code.to_owned(), text });
+    }
+}
+
+impl Evidence<'_> {
+    fn judge_run(&self, reasons: &mut Reasons) {
+        if self.benchmark.is_partial {
+            let text =
+                format!("the run was stopped after {:.1} s, before its end", self.benchmark.duration_s);
+            reasons.add(ReasonKind::Load, "partial", text);
+        }
+        if self.benchmark.total_requests == 0 {
+            reasons.add(ReasonKind::Load, "nothing_sent", "no request was sent".to_owned());
+        } else if self.benchmark.steady_state_reached == Some(false) {
+            let text = "steady state was never reached, so the statistics are of all requests, warm-up and drain too; \
+                        use more sessions or a longer duration"
+                .to_owned();
+            reasons.add(ReasonKind::Load, "no_steady_state", text);
+        } else if self.benchmark.statistics_of_all {
+            let text =
+                "no request fell into the measured part, so the statistics are of all requests; use more \
+                        sessions or a longer duration"
+                    .to_owned();
+            reasons.add(ReasonKind::Load, "nothing_measured", text);
+        }
+        if self.last_turn_sent_in_warm_up == Some(false) {
+            let latency_s = self.stats.dists.get(&Metric::Latency).and_then(|d| d.avg).map(|ms| ms / 1000.0);
+            let needed = latency_s.map_or(String::new(), |latency_s| {
+                let steps = f64::from(self.spec.num_turns.saturating_sub(1));
+                let needed_s = steps * (latency_s + self.spec.think_time_s) + WARM_UP_MARGIN_S;
+                format!("; use --warm-up {:.0} or more", needed_s.ceil())
+            });
+            let text = format!(
+                "no turn {} was sent before the warm-up ended: the mix of turns was still building up{needed}",
+                self.spec.num_turns
+            );
+            reasons.add(ReasonKind::Load, "warm_up_too_short", text);
+        }
+    }
+
+    fn judge_client(&self, reasons: &mut Reasons) {
+        let spacing_ms = match self.asked {
+            Load::Open { request_rate_per_s, .. } => 1000.0 / request_rate_per_s,
+            Load::Closed { .. } => 0.0,
+        };
+        let bound_ms = MAX_DISPATCH_LAG_P99_MS.max(spacing_ms * MAX_DISPATCH_LAG_SPACING);
+        let lag = self.stats.dists.get(&Metric::DispatchLag).and_then(|d| d.p99);
+        if let Some(lag_ms) = lag.filter(|lag| *lag > bound_ms) {
+            let text = format!(
+                "benchd itself sent late: p99 of the dispatch lag is {lag_ms:.2} ms, above {bound_ms:.2} ms; the machine \
+                 is too busy or too small for this load"
+            );
+            reasons.add(ReasonKind::Client, "dispatch_lag", text);
+        }
+        if self.load.prompt_supply_dry > 0 {
+            let text = format!(
+                "{} requests waited for a prompt that was not made in time; use more --num-workers or a lower load",
+                self.load.prompt_supply_dry
+            );
+            reasons.add(ReasonKind::Client, "prompt_supply_dry", text);
+        }
+    }
+
+    fn judge_load(&self, reasons: &mut Reasons) {
+        if let (Some(planned), Some(planned_rate), Some(sent_rate), false) = (
+            self.planned_slots_measured,
+            self.load.planned_rate_per_s,
+            self.load.sent_rate_per_s,
+            self.benchmark.statistics_of_all,
+        ) {
+            let off = (sent_rate - planned_rate).abs() * self.benchmark.measured_s;
+            // A slot at either end may fall to the other side by a microsecond.
+            if off > (planned as f64 * MAX_SLOTS_OFF).max(1.5) {
+                let text = format!(
+                    "{sent_rate:.2} requests a second were sent where the schedule had {planned_rate:.2}, {} off",
+                    percent(off / planned as f64)
+                );
+                reasons.add(ReasonKind::Load, "rate_off", text);
+            }
+            let beyond = self.load.sessions_beyond_plan;
+            if beyond as f64 > planned as f64 * MAX_BEYOND_PLAN {
+                let text = format!(
+                    "{beyond} sessions were started beyond plan in {planned} slots, because no turn was ready: the server \
+                     is too slow for the rate, or the warm-up too short"
+                );
+                reasons.add(ReasonKind::Load, "beyond_plan", text);
+            }
+        }
+        if self.load.refused > 0 {
+            let text = format!(
+                "{} slots were refused at --max-in-flight: the server was offered less than the rate",
+                self.load.refused
+            );
+            reasons.add(ReasonKind::Load, "refused", text);
+        }
+        if let Some(share) = self.hit_rate.first_turn_unexpected.filter(|s| *s > MAX_FIRST_TURN_UNEXPECTED) {
+            let text = format!(
+                "the server already held {} of the first turns' prompts in its cache: an earlier run had the same seed; \
+                 use another --seed, or none",
+                percent(share)
+            );
+            reasons.add(ReasonKind::Load, "already_cached", text);
+        }
+    }
+
+    /// The turn mix, the lengths and the hit rate against the workload asked for.
+    fn judge_conversations(&self, reasons: &mut Reasons) {
+        let sent: u64 = self.load.turn_mix.iter().map(|t| t.sent).sum();
+        if sent < MIN_REQUESTS {
+            return;
+        }
+        let worst = self
+            .load
+            .turn_mix
+            .iter()
+            .filter_map(|t| Some((t.turn, t.planned, t.achieved?)))
+            .max_by(|a, b| (a.1 - a.2).abs().total_cmp(&(b.1 - b.2).abs()));
+        if let Some((turn, planned, achieved)) = worst
+            && (achieved - planned).abs() > MAX_SHARE_OFF
+        {
+            let text = format!(
+                "turn {turn} was {} of the requests where the plan has {}",
+                percent(achieved),
+                percent(planned)
+            );
+            reasons.add(ReasonKind::Load, "turn_mix", text);
+        }
+        let mut length = |code: &str, what: &str, planned: f64, achieved: Option<f64>| {
+            if let Some(achieved) = achieved.filter(|a| (a - planned).abs() > planned * MAX_TOKENS_OFF) {
+                let text = format!(
+                    "{what} tokens were {achieved:.1} on average where {planned:.1} were asked for, {} off",
+                    percent((achieved - planned).abs() / planned)
+                );
+                reasons.add(ReasonKind::Load, code, text);
+            }
+        };
+        length("input_length", "input", self.spec.effective_isl, self.load.achieved_isl);
+        length("output_length", "output", self.load.planned_osl, self.load.achieved_osl);
+        let target = self.spec.effective_hit_rate;
+        if let Some(expected) = self.hit_rate.expected.or(self.hit_rate.planned)
+            && (expected - target).abs() > MAX_SHARE_OFF
+        {
+            let text = format!(
+                "the prompts sent allow a hit rate of {} where the plan has {}",
+                percent(expected),
+                percent(target)
+            );
+            reasons.add(ReasonKind::Load, "hit_rate", text);
+        }
+        // A cache that keeps whole blocks may hold a block less of each prompt than an ideal one.
+        let by_blocks = self.spec.effective_hit_rate_by_blocks.min(target);
+        if let Some(reported) = self.hit_rate.reported
+            && (reported < by_blocks - MAX_SHARE_OFF || reported > target + MAX_SHARE_OFF)
+        {
+            let text = format!(
+                "the server reports a hit rate of {} where the plan has {} ({} by blocks of {}): its cache is smaller, \
+                 keeps other blocks, or held other prompts",
+                percent(reported),
+                percent(target),
+                percent(self.spec.effective_hit_rate_by_blocks),
+                self.spec.block_size
+            );
+            reasons.add(ReasonKind::Load, "hit_rate_reported", text);
+        }
+    }
+
+    fn judge_server(&self, reasons: &mut Reasons) {
+        if let Some(rate) = self.stats.error_rate.filter(|rate| *rate > MAX_ERROR_RATE) {
+            let text = format!("{} of the requests failed", percent(rate));
+            reasons.add(ReasonKind::Server, "errors", text);
+        }
+        let is_open = matches!(self.asked, Load::Open { .. });
+        let sent_rate = self.load.sent_rate_per_s.unwrap_or(0.0);
+        if let Some(growth) = self.growth.filter(|g| is_open && is_falling_behind(g, sent_rate)) {
+            let text = format!(
+                "the server did not keep up: requests in flight grew by {:.1} a second, at {sent_rate:.1} sent a second; \
+                 latencies depend on how long the run is",
+                growth.per_s
+            );
+            reasons.add(ReasonKind::Server, "not_steady", text);
+        }
+    }
+}
+
+fn is_falling_behind(growth: &Growth, sent_rate_per_s: f64) -> bool {
+    growth.z > MIN_FLIGHT_TREND_Z
+        && growth.per_s > sent_rate_per_s * MAX_FLIGHT_GROWTH
+        && growth.total > growth.mean * MAX_FLIGHT_GROWTH_OF_MEAN
+        && growth.total > growth.mean.sqrt() * MIN_FLIGHT_GROWTH_ROOTS
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn growth(per_s: f64, total: f64, mean: f64, z: f64) -> Growth {
+        Growth { per_s, total, mean, z }
+    }
+
+    #[test]
+    fn a_server_falls_behind_when_the_growth_is_large_and_no_chance() {
+        assert!(is_falling_behind(&growth(20.0, 300.0, 300.0, 6.0), 50.0));
+        assert!(!is_falling_behind(&growth(0.5, 7.5, 32.0, 3.0), 50.0), "1 % of the rate");
+        assert!(!is_falling_behind(&growth(1.1, 16.0, 32.0, 3.0), 50.0), "what chance does to 32 in flight");
+        assert!(!is_falling_behind(&growth(20.0, 300.0, 300.0, 1.0), 50.0), "no trend");
+        assert!(!is_falling_behind(&growth(-20.0, -300.0, 300.0, -6.0), 50.0), "it recovers");
+    }
+
+    #[test]
+    fn percents_are_in_points_of_a_hundred() {
+        assert_eq!(percent(0.1234), "12.3 %");
+    }
+}

@@ -315,8 +315,7 @@ impl SplitMix {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(GOLDEN);
         // Less than the bound, which is a usize.
-        let index = (((mix(self.0) >> 32) * bound as u64) >> 32) as usize;
-        index
+        (((mix(self.0) >> 32) * bound as u64) >> 32) as usize
     }
 }
 

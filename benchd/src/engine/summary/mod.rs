@@ -137,3 +137,6 @@ fn benchmark(data: &RunData, selection: &Selection<'_>) -> Benchmark {
         statistics_of_all: selection.is_all,
     }
 }
+
+#[cfg(test)]
+mod tests;

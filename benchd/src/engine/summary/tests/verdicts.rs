@@ -1,0 +1,325 @@
+//! Each reason of a verdict, just not crossed and just crossed.
+
+use proto::record::{Outcome, Phases, Record};
+use proto::report::{ReasonKind, Report, Trust};
+
+use super::{MS, S, answered, closed_loop, failed, open_loop, refused, run, with_events};
+use crate::engine::run_data::RunData;
+use crate::engine::summary::summarize;
+
+/// An open loop of 10 slots a second for 40 s in which nothing is wrong.
+fn sound() -> RunData {
+    let mut data = run((0..200)
+        .flat_map(|i| [answered(1, i * 200 * MS), answered(2, i * 200 * MS + 100 * MS)])
+        .collect());
+    data.config.load = open_loop(10.0);
+    data.phases = Phases { measured_from_ns: 0, measured_to_ns: 40 * S };
+    data.steady_state_reached = None;
+    data.last_turn_sent_in_warm_up = Some(true);
+    data.counts.planned_slots = Some(400);
+    data.counts.planned_slots_measured = Some(400);
+    data
+}
+
+/// The same with something changed.
+fn with(change: impl FnOnce(&mut RunData)) -> RunData {
+    let mut data = sound();
+    change(&mut data);
+    data
+}
+
+/// The same with the first `n` records changed.
+fn with_first(n: usize, change: impl Fn(&mut Record)) -> RunData {
+    with(|data| data.records[..n].iter_mut().for_each(change))
+}
+
+fn codes(report: &Report) -> Vec<&str> {
+    report.verdict.reasons.iter().map(|r| r.code.as_str()).collect()
+}
+
+#[track_caller]
+fn is_valid(data: &RunData) {
+    let verdict = summarize(data).verdict;
+    assert_eq!((verdict.trust, verdict.reasons), (Trust::Valid, vec![]));
+}
+
+/// Suspect for one reason alone, whose sentence has these words.
+#[track_caller]
+fn is_suspect(data: &RunData, kind: ReasonKind, code: &str, words: &str) {
+    let report = summarize(data);
+    assert_eq!(codes(&report), [code], "{:?}", report.verdict.reasons);
+    let reason = &report.verdict.reasons[0];
+    assert_eq!((report.verdict.trust, reason.kind), (Trust::Suspect, kind));
+    assert!(reason.text.contains(words), "{}", reason.text);
+}
+
+#[test]
+fn a_run_in_which_nothing_is_wrong_is_valid() {
+    is_valid(&sound());
+}
+
+#[test]
+fn a_stopped_run_is_suspect() {
+    is_suspect(&with(|d| d.is_partial = true), ReasonKind::Load, "partial", "stopped after 40.1 s");
+}
+
+#[test]
+fn a_run_that_sent_nothing_is_suspect() {
+    let mut data = run(vec![]);
+    is_suspect(&data, ReasonKind::Load, "nothing_sent", "no request was sent");
+    data.steady_state_reached = Some(false);
+    is_suspect(&data, ReasonKind::Load, "nothing_sent", "no request was sent");
+}
+
+#[test]
+fn a_closed_loop_is_suspect_when_it_never_got_steady() {
+    is_valid(&run(vec![answered(1, S)]));
+    let mut data = run(vec![answered(1, S)]);
+    data.phases = Phases { measured_from_ns: i64::MAX, measured_to_ns: i64::MAX };
+    data.steady_state_reached = Some(false);
+    is_suspect(&data, ReasonKind::Load, "no_steady_state", "never reached");
+}
+
+#[test]
+fn a_run_is_suspect_when_no_request_was_measured() {
+    is_suspect(&run(vec![answered(1, 0)]), ReasonKind::Load, "nothing_measured", "no request fell");
+}
+
+#[test]
+fn a_warm_up_is_too_short_when_no_last_turn_was_sent_in_it() {
+    // One step of 0.19 s and a think time of 1.5 s, and 2 s more.
+    let data = with(|d| {
+        d.last_turn_sent_in_warm_up = Some(false);
+        d.spec.think_time_s = 1.5;
+    });
+    is_suspect(&data, ReasonKind::Load, "warm_up_too_short", "no turn 2 was sent before the warm-up ended");
+    assert!(summarize(&data).verdict.reasons[0].text.ends_with("use --warm-up 4 or more"));
+}
+
+#[test]
+fn lateness_of_the_client_is_bounded_by_a_millisecond_or_a_hundredth_of_the_spacing() {
+    let late = |lag_ns: i64| {
+        with_first(5, |r| {
+            r.sent_ns = Some(r.due_ns + lag_ns);
+        })
+    };
+    is_valid(&late(MS));
+    is_suspect(
+        &late(2 * MS),
+        ReasonKind::Client,
+        "dispatch_lag",
+        "p99 of the dispatch lag is 2.00 ms, above 1.00 ms",
+    );
+    // One slot a second leaves 10 ms; here only the rate asked for is another.
+    let sparse = |lag_ns: i64| {
+        let mut data = late(lag_ns);
+        data.config.load = open_loop(1.0);
+        data
+    };
+    is_valid(&sparse(9 * MS));
+    is_suspect(&sparse(11 * MS), ReasonKind::Client, "dispatch_lag", "above 10.00 ms");
+    // Waiting for a place is not the client's doing.
+    is_valid(&with_first(5, |r| {
+        r.sent_ns = Some(r.due_ns + 20 * MS);
+        r.cap_wait_ns = 20_000_000;
+    }));
+}
+
+#[test]
+fn a_prompt_that_was_not_made_in_time_is_a_reason() {
+    is_suspect(
+        &with(|d| d.counts.prompt_supply_dry = 1),
+        ReasonKind::Client,
+        "prompt_supply_dry",
+        "1 requests waited",
+    );
+}
+
+#[test]
+fn slots_sent_may_be_off_by_a_hundredth_of_those_planned() {
+    is_valid(&with(|d| d.counts.planned_slots_measured = Some(404)));
+    let off = with(|d| d.counts.planned_slots_measured = Some(405));
+    is_suspect(
+        &off,
+        ReasonKind::Load,
+        "rate_off",
+        "10.00 requests a second were sent where the schedule had 10.12",
+    );
+    is_suspect(
+        &with(|d| d.counts.planned_slots_measured = Some(395)),
+        ReasonKind::Load,
+        "rate_off",
+        "1.3 % off",
+    );
+}
+
+#[test]
+fn a_slot_that_falls_to_the_other_side_of_an_end_is_no_reason() {
+    let few = |planned| {
+        with(|d| {
+            d.records.truncate(20);
+            d.phases.measured_to_ns = 2 * S;
+            d.counts.planned_slots_measured = Some(planned);
+        })
+    };
+    is_valid(&few(21));
+    is_suspect(&few(22), ReasonKind::Load, "rate_off", "9.1 % off");
+}
+
+#[test]
+fn sessions_beyond_plan_may_be_a_fiftieth_of_the_slots() {
+    is_valid(&with(|d| d.counts.beyond_plan_measured = 8));
+    let beyond = with(|d| d.counts.beyond_plan_measured = 9);
+    is_suspect(&beyond, ReasonKind::Load, "beyond_plan", "9 sessions were started beyond plan in 400 slots");
+}
+
+#[test]
+fn a_refused_slot_is_a_reason() {
+    let data = with(|d| d.records.push(refused(S)));
+    is_suspect(&data, ReasonKind::Load, "refused", "1 slots were refused at --max-in-flight");
+}
+
+#[test]
+fn prompts_that_the_server_already_held_are_a_reason() {
+    // 43 of a first turn are explained; 200 first turns of 100 tokens.
+    let held = |tokens: u32| {
+        let mut data = sound();
+        let firsts = data.records.iter_mut().filter(|r| r.turn == Some(1));
+        firsts.for_each(|r| r.cached_tokens = Some(43 + tokens));
+        data
+    };
+    is_valid(&held(1));
+    is_suspect(
+        &held(2),
+        ReasonKind::Load,
+        "already_cached",
+        "already held 2.0 % of the first turns' prompts",
+    );
+}
+
+/// A sound run in which so many second turns became first turns.
+fn with_mix(changed: usize) -> RunData {
+    let mut data = sound();
+    for record in data.records.iter_mut().filter(|r| r.turn == Some(2)).take(changed) {
+        *record = answered(1, record.due_ns);
+    }
+    data
+}
+
+#[test]
+fn the_turn_mix_may_be_off_by_two_points() {
+    is_valid(&with_mix(7));
+    let report = summarize(&with_mix(9));
+    let reason =
+        report.verdict.reasons.iter().find(|r| r.code == "turn_mix").expect("9 of 400 are 2.25 points");
+    assert!(reason.text.contains("where the plan has 50.0 %"), "{}", reason.text);
+}
+
+#[test]
+fn shares_and_lengths_are_not_judged_under_two_hundred_requests() {
+    let short = |requests: i64| {
+        with(|d| {
+            d.records.truncate(usize::try_from(requests).unwrap());
+            d.records.iter_mut().for_each(|r| r.input_tokens = r.input_tokens.map(|t| t + 50));
+            d.phases.measured_to_ns = requests * 100 * MS;
+            d.counts.planned_slots_measured = Some(requests.unsigned_abs());
+        })
+    };
+    is_valid(&short(199));
+    assert!(codes(&summarize(&short(200))).contains(&"input_length"));
+}
+
+#[test]
+fn mean_lengths_may_be_off_by_a_fiftieth() {
+    let longer = |input: u32, output: u32| {
+        with_first(400, |r| {
+            r.input_tokens = r.input_tokens.map(|t| t + input);
+            r.output_tokens = r.output_tokens.map(|t| t - output);
+        })
+    };
+    is_valid(&longer(3, 0));
+    is_suspect(
+        &longer(4, 0),
+        ReasonKind::Load,
+        "input_length",
+        "input tokens were 154.0 on average where 150.0",
+    );
+    is_suspect(
+        &longer(0, 1),
+        ReasonKind::Load,
+        "output_length",
+        "output tokens were 9.0 on average where 10.0",
+    );
+    // 8 of 400 replies one token short are far inside.
+    is_valid(&with_first(8, |r| r.output_tokens = Some(9)));
+}
+
+#[test]
+fn prompts_must_allow_the_hit_rate_within_two_points() {
+    let allowing = |less: u32| {
+        with_first(400, |r| r.expected_cached_tokens = r.expected_cached_tokens.map(|t| t - less))
+    };
+    is_valid(&allowing(2));
+    is_suspect(
+        &allowing(4),
+        ReasonKind::Load,
+        "hit_rate",
+        "allow a hit rate of 47.3 % where the plan has 50.0 %",
+    );
+}
+
+#[test]
+fn the_hit_rate_reported_must_lie_between_that_of_blocks_and_that_of_tokens() {
+    // By blocks 42.7 %, by tokens 50.0 %, and two points on either side.
+    let reporting = |second_turns: u32| {
+        let mut data = sound();
+        for record in &mut data.records {
+            record.cached_tokens = Some(if record.turn == Some(1) { 32 } else { second_turns });
+        }
+        data
+    };
+    is_valid(&reporting(91));
+    is_suspect(&reporting(89), ReasonKind::Load, "hit_rate_reported", "(42.7 % by blocks of 16)");
+    is_valid(&reporting(123));
+    is_suspect(&reporting(125), ReasonKind::Load, "hit_rate_reported", "reports a hit rate of 52.3 %");
+}
+
+#[test]
+fn a_hundredth_of_the_requests_may_fail() {
+    // Every second one, so that the mix of turns stays.
+    let failing = |n: i64| {
+        let mut data = sound();
+        for record in data.records.iter_mut().skip(7).step_by(41).take(usize::try_from(n).unwrap()) {
+            *record = failed(record.turn.unwrap(), record.due_ns, Outcome::Timeout, "");
+        }
+        data
+    };
+    is_valid(&failing(4));
+    is_suspect(&failing(5), ReasonKind::Server, "errors", "1.2 % of the requests failed");
+}
+
+#[test]
+fn an_open_loop_is_not_steady_when_requests_pile_up() {
+    // Every request takes longer than the one before.
+    let piling_up = |more_ns: i64| {
+        let mut data = sound();
+        for (i, record) in (0..).zip(&mut data.records) {
+            *record = with_events(record.clone(), record.due_ns + 100 * MS + i * more_ns, &[10; 9]);
+        }
+        data
+    };
+    is_valid(&piling_up(100_000));
+    is_suspect(&piling_up(50 * MS), ReasonKind::Server, "not_steady", "requests in flight grew by");
+    // A closed loop cannot pile up: what is in flight is what was asked for.
+    let mut data = piling_up(50 * MS);
+    data.config.load = closed_loop();
+    assert!(!codes(&summarize(&data)).contains(&"not_steady"));
+}
+
+#[test]
+fn reasons_of_the_client_come_first_and_those_of_the_server_last() {
+    let mut data = with_first(40, |r| *r = failed(r.turn.unwrap(), r.due_ns, Outcome::Reset, ""));
+    data.is_partial = true;
+    data.counts.prompt_supply_dry = 2;
+    assert_eq!(codes(&summarize(&data)), ["prompt_supply_dry", "partial", "errors"]);
+}

@@ -38,7 +38,8 @@ pub struct Spec {
     pub effective_hit_rate: f64,
     /// The same for a cache that keeps whole blocks.
     pub effective_hit_rate_by_blocks: f64,
-    /// Hit rates that are feasible with the other inputs as they are (any shared share).
+    /// Hit rates that are feasible with the other inputs as they are: with the shared share if it was given, else with
+    /// any.
     pub feasible_hit_rate: Range,
     /// Shared shares that are feasible with the other inputs as they are.
     pub feasible_shared_system_prompt_ratio: Range,
@@ -70,7 +71,8 @@ pub struct SpecTurn {
     pub new: u32,
     /// cached / total.
     pub hit_rate: f64,
-    /// `cached` cut to whole blocks.
+    /// Of these, tokens that a cache of whole blocks holds: `cached` without the last token of the last reply, of
+    /// which servers keep no state, cut to whole blocks.
     pub cached_by_blocks: u32,
 }
 

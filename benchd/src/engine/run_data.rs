@@ -48,7 +48,8 @@ pub struct ScheduleCounts {
     pub sessions_completed: u64,
     /// Sessions that ended with a failed turn.
     pub sessions_failed: u64,
-    /// Sessions started in the measured part because no ready turn was there.
+    /// Sessions started in the measured part because no ready turn was there, and not paid back since by starting
+    /// fewer: starts over one in n slots.
     pub beyond_plan_measured: u64,
     /// Sessions ended in the measured part because too many waited for the same turn.
     pub cut_short_measured: u64,

@@ -228,12 +228,17 @@ impl Evidence<'_> {
         }
         // A cache that keeps whole blocks may hold a block less of each prompt than an ideal one.
         let by_blocks = self.spec.effective_hit_rate_by_blocks.min(target);
-        if let Some(reported) = self.hit_rate.reported
-            && (reported < by_blocks - MAX_SHARE_OFF || reported > target + MAX_SHARE_OFF)
-        {
+        if let Some(reported) = self.hit_rate.reported {
+            let why = if reported < by_blocks - MAX_SHARE_OFF {
+                "its cache is small or off, keeps larger blocks (--block-size), or replies tokenise to other tokens \
+                 than were generated"
+            } else if reported > target + MAX_SHARE_OFF {
+                "it held these prompts before"
+            } else {
+                return;
+            };
             let text = format!(
-                "the server reports a hit rate of {} where the plan has {} ({} by blocks of {}): its cache is smaller, \
-                 keeps other blocks, or held other prompts",
+                "the server reports a hit rate of {} where the plan has {} ({} by blocks of {}): {why}",
                 percent(reported),
                 percent(target),
                 percent(self.spec.effective_hit_rate_by_blocks),

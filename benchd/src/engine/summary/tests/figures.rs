@@ -189,6 +189,7 @@ fn mean_lengths_are_of_successes_that_were_measured() {
 fn slots_are_counted_by_where_they_went_out() {
     let mut data = run(vec![
         Record { sent_ns: Some(S + 1), new_connection: true, ..answered(1, S - 1) },
+        Record { sent_ns: Some(S + 2), ..answered(1, S - 1) },
         Record { resent: true, ..answered(1, S) },
         Record { new_connection: true, ..answered(2, 2 * S) },
         Record { sent_ns: Some(3 * S), ..answered(1, 3 * S - 1) },
@@ -196,17 +197,17 @@ fn slots_are_counted_by_where_they_went_out() {
     ]);
     data.config.load = open_loop(2.0);
     data.counts = ScheduleCounts {
-        planned_slots: Some(6),
+        planned_slots: Some(7),
         planned_slots_measured: Some(5),
         unsent: 1,
         ready_waits_ms: vec![1.0, 3.0],
         ..ScheduleCounts::default()
     };
     let load = summarize(&data).load;
-    assert_eq!((load.planned_slots, load.sent, load.refused, load.unsent), (Some(6), 4, 1, 1));
+    assert_eq!((load.planned_slots, load.sent, load.refused, load.unsent), (Some(7), 5, 1, 1));
     assert_eq!(load.asked_rate_per_s, Some(2.0));
     near(load.planned_rate_per_s, 2.5);
-    near(load.sent_rate_per_s, 1.5);
+    near(load.sent_rate_per_s, 2.0);
     assert_eq!((load.ready_wait_ms.count, load.ready_wait_ms.avg), (2, Some(2.0)));
     assert_eq!((load.new_connections, load.resent), (1, 1), "the first connection was made in warm-up");
 }
@@ -378,8 +379,19 @@ fn a_metric_without_values_has_no_histogram() {
 
 #[test]
 fn pools_beyond_the_exact_limit_are_a_histograms_and_marked() {
-    let mut data = run((0..50).map(|i| answered(1, S + i * MS)).collect());
-    data.records.push(with_events(answered(1, S), S + 50 * MS, &[33]));
+    // Eight gaps of 10 ms, and one that is longer in later replies: each percentile has another value.
+    let last_gap_ms = |i| {
+        if i < 20 {
+            20
+        } else if i < 41 {
+            30
+        } else {
+            40
+        }
+    };
+    let reply = |i: i64| with_events(answered(1, S), S, &[10, 10, 10, 10, 10, 10, 10, 10, last_gap_ms(i)]);
+    let mut data = run((0..50).map(reply).collect());
+    data.records.push(with_events(answered(1, S), S, &[50]));
     let selection = Selection::of(&data);
     let gaps = 50 * 9 + 1;
     let (exact, _) = latency::stats_with_limit(&data.records, &selection, gaps);
@@ -389,8 +401,9 @@ fn pools_beyond_the_exact_limit_are_a_histograms_and_marked() {
     for metric in rough.from_histogram.iter() {
         let (rough, exact) = (rough.dists[metric], exact.dists[metric]);
         assert_eq!(rough.count, exact.count);
-        for (rough, exact) in [(rough.avg, exact.avg), (rough.p50, exact.p50), (rough.max, exact.max)] {
-            let (rough, exact) = (rough.unwrap(), exact.unwrap());
+        let figures = |d: Dist| [d.avg, d.p50, d.p90, d.p95, d.p99, d.max].map(Option::unwrap);
+        assert_eq!(figures(exact)[1..], [10.0, 20.0, 30.0, 40.0, 50.0]);
+        for (rough, exact) in figures(rough).into_iter().zip(figures(exact)) {
             assert!((rough - exact).abs() <= exact * 0.001, "{metric:?}: {rough} for {exact}");
         }
         assert_eq!(decode(&histograms[&format!("{}_us", metric.name())]).len(), gaps);

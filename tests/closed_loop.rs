@@ -55,12 +55,10 @@ fn so_many_sessions_run_after_the_first_generation() {
     phases_add_up(&finished);
     let turns = turns_of_sessions(&finished);
     assert_eq!(turns.len(), 6 + 20);
-    let (first, whole): (Vec<(u64, u64)>, Vec<(u64, u64)>) =
-        turns.into_iter().partition(|(number, _)| *number < FIRST_GENERATION);
-    let mut cut: Vec<u64> = first.into_iter().map(|(_, turns)| turns).collect();
+    let mut cut: Vec<u64> = turns.range(..FIRST_GENERATION).map(|(_, turns)| *turns).collect();
     cut.sort_unstable();
     assert_eq!(cut, [1, 1, 2, 2, 3, 3], "the first generation is cut to every length alike");
-    assert!(whole.iter().all(|(_, turns)| *turns == 3), "{whole:?}");
+    assert!(turns.range(FIRST_GENERATION..).all(|(_, turns)| *turns == 3), "{turns:?}");
     assert_eq!(finished.truth.end["peak_concurrent"], 6);
     let saved = &finished.saved;
     assert_eq!(saved.count("/load/sessions_completed"), 26);

@@ -83,16 +83,18 @@ impl Sim {
         Self { child, lifeline, url, truth, folder }
     }
 
-    /// Requests of sessions that have ended so far.
-    pub(crate) fn ended_so_far(&self) -> Vec<Value> {
+    /// Requests that have ended so far, preparations too.
+    pub(crate) fn so_far(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(&self.truth).unwrap();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        whole.lines().map(|line| serde_json::from_str(line).unwrap()).filter(is_of_a_session).collect()
+        whole.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Waits until so many requests of sessions have ended.
     pub(crate) fn until_ended(&self, requests: usize) {
-        until("requests end", || self.ended_so_far().len() >= requests);
+        until("requests end", || {
+            self.so_far().iter().filter(|line| is_of_a_session(line)).count() >= requests
+        });
     }
 
     /// Ends it; its log.

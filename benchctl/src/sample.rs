@@ -96,7 +96,8 @@ pub(crate) fn report() -> Report {
             "prompt_supply_dry": 0, "new_connections": 0, "resent": 0,
         },
         "hit_rate": {
-            "planned": 0.6004, "planned_by_blocks": 0.5874, "expected": 0.6004, "reported": 0.5871,
+            "planned": 0.6004, "planned_by_blocks": 0.5874, "expected": 0.6004,
+            "expected_by_blocks": 0.5874, "reported": 0.5871,
             "reported_missing": null, "reported_requests": 376, "first_turn_unexpected": 0.0,
         },
         "failures": {
@@ -211,6 +212,7 @@ pub(crate) fn empty_report() -> Report {
     r.load.mean_in_flight = None;
     r.load.in_flight_growth_per_s = None;
     r.hit_rate.expected = None;
+    r.hit_rate.expected_by_blocks = None;
     r.hit_rate.reported = None;
     r.hit_rate.reported_missing = Some("no request succeeded".into());
     r

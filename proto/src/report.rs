@@ -233,6 +233,8 @@ pub struct HitRates {
     pub planned_by_blocks: Option<f64>,
     /// Recomputed from the replies as they came, for an ideal cache.
     pub expected: Option<f64>,
+    /// Recomputed from the replies as they came, for a cache of whole blocks.
+    pub expected_by_blocks: Option<f64>,
     /// By `usage.prompt_tokens_details.cached_tokens`.
     pub reported: Option<f64>,
     /// Why `reported` is absent.

@@ -147,6 +147,7 @@ fn hit_rates(rates: &HitRates, out: &mut impl Write) -> io::Result<()> {
     table.row(["planned".to_owned(), percent(rates.planned)]);
     table.row(["planned, by blocks".to_owned(), percent(rates.planned_by_blocks)]);
     table.row(["expected from the replies".to_owned(), percent(rates.expected)]);
+    table.row(["expected, by blocks".to_owned(), percent(rates.expected_by_blocks)]);
     table.row(["reported by the server".to_owned(), percent(rates.reported)]);
     table.write(out)?;
     match (&rates.reported, &rates.reported_missing) {

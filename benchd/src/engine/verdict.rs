@@ -104,6 +104,8 @@ impl Evidence<'_> {
         }
         if self.last_turn_sent_in_warm_up == Some(false) {
             let latency_s = self.stats.dists.get(&Metric::Latency).and_then(|d| d.avg).map(|ms| ms / 1000.0);
+            // With a server that falls behind, no warm-up is long enough.
+            let latency_s = latency_s.filter(|_| !self.is_falling_behind());
             let needed = latency_s.map_or(String::new(), |latency_s| {
                 let steps = f64::from(self.spec.num_turns.saturating_sub(1));
                 let needed_s = steps * (latency_s + self.spec.think_time_s) + WARM_UP_MARGIN_S;
@@ -226,26 +228,28 @@ impl Evidence<'_> {
             );
             reasons.add(ReasonKind::Load, "hit_rate", text);
         }
-        // A cache that keeps whole blocks may hold a block less of each prompt than an ideal one.
-        let by_blocks = self.spec.effective_hit_rate_by_blocks.min(target);
-        if let Some(reported) = self.hit_rate.reported {
-            let why = if reported < by_blocks - MAX_SHARE_OFF {
-                "its cache is small or off, keeps larger blocks (--block-size), or replies tokenise to other tokens \
-                 than were generated"
-            } else if reported > target + MAX_SHARE_OFF {
-                "it held these prompts before"
-            } else {
-                return;
-            };
-            let text = format!(
-                "the server reports a hit rate of {} where the plan has {} ({} by blocks of {}): {why}",
-                percent(reported),
-                percent(target),
-                percent(self.spec.effective_hit_rate_by_blocks),
-                self.spec.block_size
-            );
-            reasons.add(ReasonKind::Load, "hit_rate_reported", text);
-        }
+        // What the prompts allowed is judged above; here only whether the server's cache made use of it.
+        let (Some(ideal), Some(by_blocks), Some(reported)) =
+            (self.hit_rate.expected, self.hit_rate.expected_by_blocks, self.hit_rate.reported)
+        else {
+            return;
+        };
+        let why = if reported < ideal.min(by_blocks) - MAX_SHARE_OFF {
+            "its cache is small or off, keeps larger blocks (--block-size), or replies tokenise to other tokens than \
+             were generated"
+        } else if reported > ideal + MAX_SHARE_OFF {
+            "it held these prompts before"
+        } else {
+            return;
+        };
+        let text = format!(
+            "the server reports a hit rate of {} where the prompts allow {} ({} by blocks of {}): {why}",
+            percent(reported),
+            percent(ideal),
+            percent(by_blocks),
+            self.spec.block_size
+        );
+        reasons.add(ReasonKind::Load, "hit_rate_reported", text);
     }
 
     fn judge_server(&self, reasons: &mut Reasons) {
@@ -253,16 +257,25 @@ impl Evidence<'_> {
             let text = format!("{} of the requests failed", percent(rate));
             reasons.add(ReasonKind::Server, "errors", text);
         }
-        let is_open = matches!(self.asked, Load::Open { .. });
-        let sent_rate = self.load.sent_rate_per_s.unwrap_or(0.0);
-        if let Some(growth) = self.growth.filter(|g| is_open && is_falling_behind(g, sent_rate)) {
+        if let Some(growth) = self.growth.filter(|_| self.is_falling_behind()) {
             let text = format!(
-                "the server did not keep up: requests in flight grew by {:.1} a second, at {sent_rate:.1} sent a second; \
+                "the server did not keep up: requests in flight grew by {:.1} a second, at {:.1} sent a second; \
                  latencies depend on how long the run is",
-                growth.per_s
+                growth.per_s,
+                self.sent_rate_per_s()
             );
             reasons.add(ReasonKind::Server, "not_steady", text);
         }
+    }
+
+    fn sent_rate_per_s(&self) -> f64 {
+        self.load.sent_rate_per_s.unwrap_or(0.0)
+    }
+
+    /// Only an open loop can be ahead of its server.
+    fn is_falling_behind(&self) -> bool {
+        let is_open = matches!(self.asked, Load::Open { .. });
+        self.growth.is_some_and(|g| is_open && is_falling_behind(&g, self.sent_rate_per_s()))
     }
 }
 

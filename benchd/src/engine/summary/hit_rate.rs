@@ -21,6 +21,12 @@ pub(super) fn rates(data: &RunData, selection: &Selection<'_>) -> HitRates {
     };
     let expected =
         ratio(selection.successes().filter_map(|r| Some((r.expected_cached_tokens?, r.input_tokens?))));
+    let block = data.spec.block_size;
+    let by_blocks = ratio(selection.successes().filter_map(|r| {
+        // Of the last token of the reply before, servers keep no state.
+        let held = r.expected_cached_tokens?.saturating_sub(u32::from(r.turn? > 1));
+        Some((held - held % block, r.input_tokens?))
+    }));
     let counted = |r: &&Record| r.input_tokens_source == Some(TokenSource::Usage);
     let reported: Vec<(u32, u32)> = selection
         .successes()
@@ -32,6 +38,7 @@ pub(super) fn rates(data: &RunData, selection: &Selection<'_>) -> HitRates {
         planned: planned(|turn| turn.cached),
         planned_by_blocks: planned(|turn| turn.cached_by_blocks),
         expected,
+        expected_by_blocks: by_blocks,
         reported: ratio(reported.iter().copied()),
         reported_missing: reported
             .is_empty()

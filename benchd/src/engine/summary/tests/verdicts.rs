@@ -5,7 +5,8 @@ use proto::report::{ReasonKind, Report, Trust};
 
 use super::{MS, S, answered, closed_loop, failed, open_loop, refused, run, with_events};
 use crate::engine::run_data::RunData;
-use crate::engine::summary::summarize;
+use crate::engine::summary::{Growth, summarize};
+use crate::engine::verdict::{Evidence, verdict};
 
 /// An open loop of 10 slots a second for 40 s in which nothing is wrong.
 fn sound() -> RunData {
@@ -110,14 +111,16 @@ fn lateness_of_the_client_is_bounded_by_a_millisecond_or_a_hundredth_of_the_spac
         "dispatch_lag",
         "p99 of the dispatch lag is 2.00 ms, above 1.00 ms",
     );
-    // One slot a second leaves 10 ms; here only the rate asked for is another.
-    let sparse = |lag_ns: i64| {
+    // One slot a second leaves 10 ms, a hundred a second still 1 ms; here only the rate asked for is another.
+    let at_rate = |rate_per_s, lag_ns: i64| {
         let mut data = late(lag_ns);
-        data.config.load = open_loop(1.0);
+        data.config.load = open_loop(rate_per_s);
         data
     };
-    is_valid(&sparse(9 * MS));
-    is_suspect(&sparse(11 * MS), ReasonKind::Client, "dispatch_lag", "above 10.00 ms");
+    is_valid(&at_rate(1.0, 9 * MS));
+    is_suspect(&at_rate(1.0, 11 * MS), ReasonKind::Client, "dispatch_lag", "above 10.00 ms");
+    is_valid(&at_rate(100.0, MS));
+    is_suspect(&at_rate(100.0, 2 * MS), ReasonKind::Client, "dispatch_lag", "above 1.00 ms");
     // Waiting for a place is not the client's doing.
     is_valid(&with_first(5, |r| {
         r.sent_ns = Some(r.due_ns + 20 * MS);
@@ -256,8 +259,12 @@ fn mean_lengths_may_be_off_by_a_fiftieth() {
 
 #[test]
 fn prompts_must_allow_the_hit_rate_within_two_points() {
+    // The server finds what the prompts allow.
     let allowing = |less: u32| {
-        with_first(400, |r| r.expected_cached_tokens = r.expected_cached_tokens.map(|t| t - less))
+        with_first(400, |r| {
+            r.expected_cached_tokens = r.expected_cached_tokens.map(|t| t - less);
+            r.cached_tokens = r.expected_cached_tokens;
+        })
     };
     is_valid(&allowing(2));
     is_suspect(
@@ -314,6 +321,32 @@ fn an_open_loop_is_not_steady_when_requests_pile_up() {
     let mut data = piling_up(50 * MS);
     data.config.load = closed_loop();
     assert!(!codes(&summarize(&data)).contains(&"not_steady"));
+}
+
+// A trend that is none of chance's doing, of a fiftieth of the rate, a quarter of the mean in flight and three of its roots.
+#[test]
+fn growth_is_a_reason_only_beyond_each_of_its_bounds() {
+    let report = summarize(&sound());
+    let is_steady = |per_s, total, mean, z| {
+        let reasons = verdict(&Evidence {
+            spec: &report.spec,
+            asked: &report.config.load,
+            benchmark: &report.benchmark,
+            stats: &report.stats,
+            load: &report.load,
+            hit_rate: &report.hit_rate,
+            last_turn_sent_in_warm_up: None,
+            planned_slots_measured: None,
+            growth: Some(Growth { per_s, total, mean, z }),
+        })
+        .reasons;
+        reasons.is_empty()
+    };
+    // 10 a second are sent.
+    assert!(is_steady(0.19, 60.0, 100.0, 3.0) && !is_steady(0.21, 60.0, 100.0, 3.0));
+    assert!(is_steady(1.0, 99.0, 400.0, 3.0) && !is_steady(1.0, 101.0, 400.0, 3.0));
+    assert!(is_steady(1.0, 29.0, 100.0, 3.0) && !is_steady(1.0, 31.0, 100.0, 3.0));
+    assert!(is_steady(1.0, 60.0, 100.0, 2.3) && !is_steady(1.0, 60.0, 100.0, 2.4));
 }
 
 #[test]

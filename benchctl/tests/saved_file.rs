@@ -227,7 +227,7 @@ fn a_saved_file_has_these_names() {
         ("/load/ready_wait_ms", "count avg p99"),
         (
             "/hit_rate",
-            "planned planned_by_blocks expected reported reported_missing reported_requests first_turn_unexpected",
+            "planned planned_by_blocks expected expected_by_blocks reported reported_missing reported_requests first_turn_unexpected",
         ),
         ("/failures", "total kinds"),
         ("/preparation", "dropped_parameters template calibration notices"),

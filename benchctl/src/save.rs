@@ -21,6 +21,15 @@ pub struct Destination {
     may_replace: bool,
 }
 
+/// Why a file cannot be made, without the temporary name that nobody asked about.
+fn why(error: &std::io::Error) -> String {
+    if error.kind() == std::io::ErrorKind::NotFound {
+        return "its folder does not exist; make it first, or use --save-dir".to_owned();
+    }
+    let text = error.to_string();
+    text.split_once(" at path ").map_or(text.clone(), |(why, _)| why.to_owned())
+}
+
 impl Destination {
     /// The place that the flags name, if any.
     pub fn choose(args: &OutputArgs, load: &Load) -> Result<Option<Destination>, Trouble> {
@@ -55,7 +64,9 @@ impl Destination {
         // Only trying tells whether one may write there.
         match destination.temporary() {
             Ok(_) => Ok(destination),
-            Err(error) => refuse(format!("{} cannot be written: {error}", destination.path.display())),
+            Err(error) => {
+                refuse(format!("{} cannot be written: {}", destination.path.display(), why(&error)))
+            }
         }
     }
 
@@ -225,7 +236,7 @@ mod tests {
         std::fs::write(&existing, "precious").unwrap();
         for (path, want) in [
             (existing.clone(), "exists; use another name, or --force"),
-            (dir.path().join("no/r.json"), "cannot be written"),
+            (dir.path().join("no/r.json"), "its folder does not exist"),
             (existing.join("r.json"), "cannot be written"),
             (dir.path().to_owned(), "is a folder"),
             (PathBuf::from("/dev/null"), "is not a regular file"),

@@ -16,6 +16,9 @@ const POOL_IDLE: Duration = Duration::from_secs(4);
 /// Time for a TCP and TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Beginnings of error texts that say nothing but that there is a cause.
+const EMPTY_LAYERS: [&str; 3] = ["error sending request", "client error (", "error decoding response body"];
+
 /// How to reach the server.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -62,10 +65,9 @@ impl Server {
                 .pool_idle_timeout(POOL_IDLE)
                 .pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
             builder = match &target.proxy {
-                Some(url) => builder.proxy(
-                    reqwest::Proxy::all(url)
-                        .map_err(|e| bad(format!("the proxy {url:?} cannot be used: {e}")))?,
-                ),
+                Some(url) => builder.proxy(reqwest::Proxy::all(url).map_err(|e| {
+                    bad(format!("the URL of the proxy cannot be used: {}", chain(&e.without_url())))
+                })?),
                 None => builder.no_proxy(),
             };
             if let Some(path) = &target.ca_cert {
@@ -212,17 +214,20 @@ impl Parameters {
 
 /// An error with its causes in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+    let mut texts = vec![error.to_string()];
     let mut cause = error.source();
     while let Some(error) = cause {
-        let inner = error.to_string();
-        // Some errors repeat their cause.
-        if !text.ends_with(&inner) {
-            text = format!("{text}: {inner}");
-        }
+        texts.push(error.to_string());
         cause = error.source();
     }
-    text
+    let innermost = texts.len() - 1;
+    let mut kept = texts
+        .iter()
+        .enumerate()
+        .filter(|(i, text)| *i == innermost || !EMPTY_LAYERS.iter().any(|layer| text.starts_with(layer)));
+    let first = kept.next().map(|(_, text)| text.clone()).unwrap_or_default();
+    // Some errors repeat their cause.
+    kept.fold(first, |all, (_, text)| if all.ends_with(text) { all } else { format!("{all}: {text}") })
 }
 
 #[cfg(test)]
@@ -270,5 +275,18 @@ mod tests {
             (&json!(5), &json!(9), &json!(9))
         );
         assert_eq!(body["messages"], json!([]));
+    }
+
+    #[test]
+    fn an_error_names_its_causes_and_not_the_layers_above_them() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{0}")]
+        struct Layer(&'static str, #[source] Option<Box<Layer>>);
+        let innermost = Layer("Connection refused", None);
+        let connect = Layer("tcp connect error", Some(Box::new(innermost)));
+        let client = Layer("client error (Connect)", Some(Box::new(connect)));
+        let top = Layer("error sending request", Some(Box::new(client)));
+        assert_eq!(chain(&top), "tcp connect error: Connection refused");
+        assert_eq!(chain(&Layer("error sending request", None)), "error sending request");
     }
 }

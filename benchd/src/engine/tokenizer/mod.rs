@@ -1,5 +1,5 @@
-//! Text → token counts, on this machine. Owns the loaded tokenizer and its identity for reports; [`source`] says where
-//! one comes from, [`hub`] fetches it. Used by the word finder, the prompt makers and the reply counter.
+//! Text → token counts, on this machine. Owns the loaded tokenizer and its identity for reports; `source` says where
+//! one comes from, `hub` fetches it. Used by the word finder, the prompt makers and the reply counter.
 
 mod hub;
 mod source;

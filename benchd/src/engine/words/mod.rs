@@ -1,5 +1,5 @@
 //! Text of exactly so many tokens, without search: words of known cost, joined by spaces. Owns the word lists, which
-//! [`find`] takes from a tokenizer and [`oracle`] from a server's answers; the prompt makers write text with them.
+//! `find` takes from a tokenizer and `oracle` from a server's answers; the prompt makers write text with them.
 //!
 //! Which text a key gives is fixed by this file and the word lists alone: SplitMix64 over a hash of the key, one draw a
 //! word. A change of it changes every prompt of every seed, so it belongs in the changelog.

@@ -317,6 +317,12 @@ fn an_open_loop_is_not_steady_when_requests_pile_up() {
     };
     is_valid(&piling_up(100_000));
     is_suspect(&piling_up(50 * MS), ReasonKind::Server, "not_steady", "requests in flight grew by");
+    // No warm-up is long enough for it, and none is advised.
+    let mut data = piling_up(50 * MS);
+    data.last_turn_sent_in_warm_up = Some(false);
+    let report = summarize(&data);
+    assert_eq!(codes(&report), ["warm_up_too_short", "not_steady"]);
+    assert!(!report.verdict.reasons[0].text.contains("--warm-up"));
     // A closed loop cannot pile up: what is in flight is what was asked for.
     let mut data = piling_up(50 * MS);
     data.config.load = closed_loop();

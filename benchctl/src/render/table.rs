@@ -87,7 +87,9 @@ pub(super) fn decimal(value: Option<f64>, decimals: usize) -> String {
     let Some(value) = value else { return MISSING.to_owned() };
     let text = format!("{value:.decimals$}");
     let (sign, text) = match text.strip_prefix('-') {
-        Some(rest) => ("-", rest),
+        // What rounds to 0 has no sign.
+        Some(rest) if rest.bytes().any(|b| matches!(b, b'1'..=b'9')) => ("-", rest),
+        Some(rest) => ("", rest),
         None => ("", text.as_str()),
     };
     let (whole, fraction) = text.split_once('.').map_or((text, None), |(whole, f)| (whole, Some(f)));
@@ -136,6 +138,8 @@ mod tests {
         assert_eq!(ms(Some(-0.5)), "-0.500");
         assert_eq!(ms(None), "–");
         assert_eq!(percent(Some(0.6)), "60.00 %");
+        assert_eq!(decimal(Some(-0.0004), 3), "0.000");
+        assert_eq!(decimal(Some(-0.004), 3), "-0.004");
         assert_eq!(decimal(Some(f64::NAN), 1), "NaN");
     }
 

@@ -10,7 +10,8 @@ use crate::engine::summary::Growth;
 
 /// The client's own lateness, 99th percentile, in ms: below this it is in no figure that anyone reads.
 const MAX_DISPATCH_LAG_P99_MS: f64 = 1.0;
-/// The same as a share of the slots' spacing; the larger of the two holds.
+/// The same as a share of the spacing of slots, or of a session's requests in a closed loop; the larger of the two
+/// holds.
 const MAX_DISPATCH_LAG_SPACING: f64 = 0.01;
 /// Slots sent off from slots planned.
 const MAX_SLOTS_OFF: f64 = 0.01;
@@ -122,7 +123,11 @@ impl Evidence<'_> {
     fn judge_client(&self, reasons: &mut Reasons) {
         let spacing_ms = match self.asked {
             Load::Open { request_rate_per_s, .. } => 1000.0 / request_rate_per_s,
-            Load::Closed { .. } => 0.0,
+            // A session's requests follow each other by an answer and its think time.
+            Load::Closed { .. } => {
+                let latency_ms = self.stats.dists.get(&Metric::Latency).and_then(|d| d.avg).unwrap_or(0.0);
+                latency_ms + self.spec.think_time_s * 1000.0
+            }
         };
         let bound_ms = MAX_DISPATCH_LAG_P99_MS.max(spacing_ms * MAX_DISPATCH_LAG_SPACING);
         let lag = self.stats.dists.get(&Metric::DispatchLag).and_then(|d| d.p99);

@@ -145,43 +145,51 @@ fn tokens_inside(record: &Record, selection: &Selection<'_>) -> f64 {
 }
 
 /// A histogram of a metric, in microseconds.
-struct Microseconds(Histogram<u64>);
+struct Microseconds {
+    histogram: Histogram<u64>,
+    /// Weight that is not counted yet, since histograms count in whole numbers.
+    carried: f64,
+}
 
 impl Microseconds {
     fn new() -> Self {
-        Microseconds(Histogram::new(HISTOGRAM_DIGITS).expect("three digits are within 0 to 5"))
+        let histogram = Histogram::new(HISTOGRAM_DIGITS).expect("three digits are within 0 to 5");
+        Microseconds { histogram, carried: 0.0 }
     }
 
     fn record(&mut self, value_ms: f64, weight: f64) {
+        self.carried += weight;
+        let count = self.carried.round().max(0.0);
+        self.carried -= count;
         // Latencies of at most some hours and weights of some tokens; below 0 there is nothing.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let (value, count) = ((value_ms * 1000.0).round().max(0.0) as u64, weight.round() as u64);
-        self.0.record_n(value, count).expect("the histogram grows with its values");
+        let (value, count) = ((value_ms * 1000.0).round().max(0.0) as u64, count as u64);
+        self.histogram.record_n(value, count).expect("the histogram grows with its values");
     }
 
     fn dist(&self) -> Dist {
-        if self.0.is_empty() {
+        if self.histogram.is_empty() {
             return Dist::default();
         }
-        let at = |q: f64| Some(self.0.value_at_quantile(q) as f64 / 1000.0);
+        let at = |q: f64| Some(self.histogram.value_at_quantile(q) as f64 / 1000.0);
         Dist {
-            count: self.0.len(),
-            avg: Some(self.0.mean() / 1000.0),
+            count: self.histogram.len(),
+            avg: Some(self.histogram.mean() / 1000.0),
             p50: at(0.5),
             p90: at(0.9),
             p95: at(0.95),
             p99: at(0.99),
-            max: Some(self.0.max() as f64 / 1000.0),
+            max: Some(self.histogram.max() as f64 / 1000.0),
         }
     }
 
     /// HdrHistogram's V2 format, compressed, in base64; absent without values.
     fn text(&self) -> Option<String> {
-        if self.0.is_empty() {
+        if self.histogram.is_empty() {
             return None;
         }
         let mut bytes = Vec::new();
-        V2DeflateSerializer::new().serialize(&self.0, &mut bytes).expect("memory takes every write");
+        V2DeflateSerializer::new().serialize(&self.histogram, &mut bytes).expect("memory takes every write");
         Some(STANDARD.encode(bytes))
     }
 }

@@ -121,6 +121,13 @@ fn lateness_of_the_client_is_bounded_by_a_millisecond_or_a_hundredth_of_the_spac
     is_suspect(&at_rate(1.0, 11 * MS), ReasonKind::Client, "dispatch_lag", "above 10.00 ms");
     is_valid(&at_rate(100.0, MS));
     is_suspect(&at_rate(100.0, 2 * MS), ReasonKind::Client, "dispatch_lag", "above 1.00 ms");
+    // In a closed loop a session's requests follow each other by an answer and its think time.
+    let mut thinking = late(9 * MS);
+    thinking.config.load = closed_loop();
+    thinking.spec.think_time_s = 1.0;
+    is_valid(&thinking);
+    thinking.spec.think_time_s = 0.5;
+    is_suspect(&thinking, ReasonKind::Client, "dispatch_lag", "p99 of the dispatch lag is 9.00 ms");
     // Waiting for a place is not the client's doing.
     is_valid(&with_first(5, |r| {
         r.sent_ns = Some(r.due_ns + 20 * MS);

@@ -59,7 +59,7 @@ fn so_many_sessions_run_after_the_first_generation() {
     cut.sort_unstable();
     assert_eq!(cut, [1, 1, 2, 2, 3, 3], "the first generation is cut to every length alike");
     assert!(turns.range(FIRST_GENERATION..).all(|(_, turns)| *turns == 3), "{turns:?}");
-    assert_eq!(finished.truth.end["peak_concurrent"], 6);
+    assert_eq!(finished.truth.most_at_a_time(), 6);
     let saved = &finished.saved;
     assert_eq!(saved.count("/load/sessions_completed"), 26);
     assert_eq!(saved.at("/benchmark/steady_state_reached"), true);

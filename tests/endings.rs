@@ -76,7 +76,8 @@ fn is_partial(ran: &Ran, folder: &Path, sim: Sim) -> Saved {
         match outcome {
             "ok" => assert_eq!(seen, "ok", "{row}"),
             "aborted" => {
-                assert_eq!(seen, "client_gone", "{row}");
+                // The last token may have been on its way.
+                assert!(["client_gone", "ok"].contains(&seen), "{seen}: {row}");
                 assert!(row["completed_ms"].is_null(), "what we ended has no completion: {row}");
             }
             other => panic!("{other}: {row}"),
@@ -91,7 +92,7 @@ fn is_partial(ran: &Ran, folder: &Path, sim: Sim) -> Saved {
 fn ctrl_c_prints_and_saves_what_was_measured() {
     let sim = Sim::start(&[SLOW]);
     let running = Running::start(&sim, "--concurrency 4 --num-sessions 1000");
-    sim.until_ended(4);
+    sim.until_ended_and_running(4, 4);
     running.signal(Signal::INT);
     let (ran, folder) = running.end();
     assert_eq!(ran.code, Some(130), "{ran:?}");
@@ -102,7 +103,7 @@ fn ctrl_c_prints_and_saves_what_was_measured() {
 fn sigterm_does_the_same_with_its_own_code() {
     let sim = Sim::start(&[SLOW]);
     let running = Running::start(&sim, "--request-rate 5 --duration 600");
-    sim.until_ended(4);
+    sim.until_ended_and_running(5, 4);
     running.signal(Signal::TERM);
     let (ran, folder) = running.end();
     assert_eq!(ran.code, Some(143), "{ran:?}");

@@ -120,12 +120,14 @@ fn a_slot_above_max_concurrency_waits_and_the_wait_is_not_called_lateness() {
     slots_add_up(&finished);
     let saved = &finished.saved;
     assert_eq!(saved.count("/load/sent"), 240);
-    assert_eq!(finished.truth.end["peak_concurrent"], 4);
+    assert_eq!(finished.truth.most_at_a_time(), 4);
     dues_are_evenly_spaced(saved, 120.0);
     let mut in_order = sent(saved);
     in_order.sort_by(|a, b| ms(a, "due_ms").total_cmp(&ms(b, "due_ms")));
+    // Each of the four places is a task of its own, and four that start at once may be stamped in any order.
+    let pairs = in_order.iter().zip(&in_order[4..]);
     assert!(
-        in_order.is_sorted_by(|a, b| ms(a, "sent_ms") <= ms(b, "sent_ms")),
+        pairs.into_iter().all(|(a, b)| ms(a, "sent_ms") <= ms(b, "sent_ms")),
         "in the order of their slots"
     );
     let waited = in_order.iter().filter(|row| ms(row, "cap_wait_ms") > 0.0).count();
@@ -160,7 +162,7 @@ fn a_slot_above_max_in_flight_is_refused_and_recorded() {
     slots_add_up(&finished);
     let saved = &finished.saved;
     assert_eq!(saved.count("/load/planned_slots"), 200);
-    assert_eq!(finished.truth.end["peak_concurrent"], 4);
+    assert_eq!(finished.truth.most_at_a_time(), 4);
     let refused: Vec<&Value> = saved.rows().iter().filter(|row| row["outcome"] == "refused").collect();
     assert_eq!(refused.len() as u64, saved.count("/load/refused"));
     assert_eq!(refused.len() as u64, saved.count("/benchmark/refused_requests"));

@@ -192,7 +192,7 @@ fn closed(num_sessions: u32) -> Value {
 fn long_run(daemon: &Daemon, sim: &Sim) -> Client {
     let mut runner = daemon.connect();
     runner.send(&run_request(&sim.url, &closed(10_000)));
-    sim.until_ended(4);
+    sim.until_ended_and_running(4, 4);
     runner
 }
 
@@ -206,7 +206,7 @@ fn is_partial(runner: &mut Client, sim: Sim) {
     let of = |outcome: &str| rows.iter().filter(|row| row["outcome"] == outcome).count();
     let seen = |outcome: &str| truth.turns.iter().filter(|line| line["outcome"] == outcome).count();
     assert_eq!((of("ok"), of("aborted")), (seen("ok"), seen("client_gone")));
-    assert!(of("ok") >= 4 && of("ok") + of("aborted") == rows.len());
+    assert!(of("ok") >= 4 && of("aborted") > 0 && of("ok") + of("aborted") == rows.len());
 }
 
 #[test]
@@ -323,10 +323,10 @@ fn one_thing_goes_on_at_a_time_and_stop_ends_it() {
     let status = other.ok(&json!({"cmd": "status"}));
     assert!(["warm_up", "measuring"].contains(&status["state"].as_str().unwrap()), "{status}");
     assert_eq!((&status["target"], &status["model"]), (&sim.url.as_str().into(), &"sim".into()));
-    assert!(
-        status["completed"].as_u64().unwrap() >= 4 && status["sent"].as_u64() > status["completed"].as_u64()
-    );
-    assert_eq!(other.ok(&json!({"cmd": "stop"}))["in_flight"], 4);
+    let count = |name: &str| status[name].as_u64().unwrap();
+    assert!(count("completed") >= 4 && count("sent") >= count("completed"), "{status}");
+    let stopping = other.ok(&json!({"cmd": "stop"}));
+    assert!((1..=4).contains(&stopping["in_flight"].as_u64().unwrap()), "{stopping}");
     is_partial(&mut runner, sim);
     until("the daemon is idle", || daemon.state() == "idle");
 }
@@ -400,7 +400,8 @@ fn a_client_that_vanishes_takes_its_run_with_it() {
     drop(runner);
     until("the run is stopped", || daemon.state() == "idle");
     let truth = sim.end();
-    assert_eq!(truth.turns.iter().filter(|line| line["outcome"] == "client_gone").count(), 4);
+    let gone = truth.turns.iter().filter(|line| line["outcome"] == "client_gone").count();
+    assert!((1..=4).contains(&gone), "{gone} requests in flight were ended");
     assert!(truth.turns.len() < 400, "{} requests of 20,000", truth.turns.len());
 }
 

@@ -4,8 +4,8 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part, and may panic
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -97,6 +97,24 @@ impl Sim {
         });
     }
 
+    /// Waits until so many requests have ended and so many others are being answered. Those that ended before are then
+    /// known to have ended on the other side too: a closed loop has sent the next ones.
+    pub(crate) fn until_ended_and_running(&self, ended: usize, running: usize) {
+        self.until_ended(ended);
+        until("the next requests run", || self.metric("vllm:num_requests_running") >= running as f64);
+    }
+
+    /// A value of /metrics, by the start of its line.
+    fn metric(&self, name: &str) -> f64 {
+        let mut socket = TcpStream::connect(self.url.trim_start_matches("http://")).unwrap();
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        socket.read_to_string(&mut text).unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
     /// Ends it; its log.
     pub(crate) fn end(mut self) -> Truth {
         drop(self.lifeline.take());
@@ -145,6 +163,23 @@ impl Truth {
         let by_turn: BTreeMap<Key, &Value> = self.turns.iter().map(|line| (key(line), line)).collect();
         assert_eq!(by_turn.len(), self.turns.len(), "no turn was sent twice");
         by_turn
+    }
+}
+
+impl Truth {
+    /// Most requests of sessions that were surely in flight at a time: between their first byte and their last token.
+    pub(crate) fn most_at_a_time(&self) -> i64 {
+        let at = |line: &Value, name: &str| line[name].as_u64().unwrap();
+        let steps = |line| [(at(line, "first_byte_ns"), 1), (at(line, "last_write_ns"), -1)];
+        let mut steps: Vec<(u64, i64)> = self.turns.iter().flat_map(steps).collect();
+        // At the same instant an end comes first.
+        steps.sort_unstable();
+        let mut now = 0;
+        let upto = steps.into_iter().map(|(_, step)| {
+            now += step;
+            now
+        });
+        upto.max().unwrap_or(0)
     }
 }
 

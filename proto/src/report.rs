@@ -39,6 +39,9 @@ pub struct Report {
     pub load: LoadReport,
     /// Hit rate planned, expected and reported.
     pub hit_rate: HitRates,
+    /// What benchd saw of itself and of its machine.
+    #[serde(default)]
+    pub client: ClientReport,
     /// What failed, by kind.
     pub failures: Failures,
     /// What was found out about the server before the load.
@@ -244,6 +247,28 @@ pub struct HitRates {
     /// Reported cached tokens of first turns beyond the shared part / prompt tokens of first turns: above 1 %,
     /// the server already held these prompts.
     pub first_turn_unexpected: Option<f64>,
+}
+
+/// What benchd saw of itself and of its machine, over the measured part. What the system does not tell is absent, and
+/// so is CPU for parts of under a second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientReport {
+    /// Times at which a thread of the runtime came back more than 10 ms late to what waited for it.
+    pub stalls: u64,
+    /// The longest of them.
+    pub longest_stall_ms: Option<f64>,
+    /// Requests that were in flight during one.
+    pub requests_in_stalls: u64,
+    /// Cores that benchd kept busy, on average.
+    pub process_cores: Option<f64>,
+    /// Its busiest thread.
+    pub busiest_thread: Option<String>,
+    /// Share of a core that this thread kept busy.
+    pub busiest_thread_cores: Option<f64>,
+    /// Share of the machine's CPU time that its host gave to others.
+    pub stolen_share: Option<f64>,
+    /// Share of the time in which benchd's control group was throttled.
+    pub throttled_share: Option<f64>,
 }
 
 /// What failed.

@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 
 use proto::plan::{Arrival, Load};
-use proto::report::{HitRates, LoadReport, ReasonKind, Report, Trust};
+use proto::report::{ClientReport, HitRates, LoadReport, ReasonKind, Report, Trust};
 
 use super::latency;
 use super::table::{Table, count, counted, decimal, ms, percent};
@@ -30,16 +30,6 @@ pub(super) fn verdict(report: &Report, is_coloured: bool, out: &mut impl Write) 
             ReasonKind::Server => "server",
         };
         writeln!(out, "  {kind}: {}", reason.text)?;
-    }
-    if report.benchmark.is_partial {
-        writeln!(out, "  partial: the run was stopped before its end")?;
-    }
-    if report.benchmark.statistics_of_all {
-        let why = match report.benchmark.steady_state_reached {
-            Some(false) => "steady state was not reached",
-            _ => "none was measured",
-        };
-        writeln!(out, "  the statistics are of all requests: {why}")?;
     }
     Ok(())
 }
@@ -84,6 +74,7 @@ pub(super) fn results(report: &Report, out: &mut impl Write) -> io::Result<()> {
     planned_and_achieved(&report.load, out)?;
     hit_rates(&report.hit_rate, out)?;
     load_details(&report.load, out)?;
+    client(&report.client, out)?;
     writeln!(out)?;
     throughput(report, out)?;
     latency::latencies(report, out)?;
@@ -217,6 +208,25 @@ fn load_details(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
             ms(wait.avg),
             ms(wait.p99)
         )?;
+    }
+    Ok(())
+}
+
+/// What benchd saw of itself.
+fn client(client: &ClientReport, out: &mut impl Write) -> io::Result<()> {
+    let cores = |cores| decimal(cores, 2);
+    let usage = match (&client.busiest_thread, client.process_cores) {
+        (Some(thread), Some(_)) => format!(
+            "{} cores busy, {} by its thread {thread}",
+            cores(client.process_cores),
+            cores(client.busiest_thread_cores)
+        ),
+        _ => "CPU not known".to_owned(),
+    };
+    writeln!(out, "benchd itself: {usage}; {}", format!("{} above 10 ms", counted(client.stalls, "stall")))?;
+    if client.stalls > 0 {
+        let touched = counted(client.requests_in_stalls, "request");
+        writeln!(out, "  the longest {} ms, {touched} in flight during one", ms(client.longest_stall_ms))?;
     }
     Ok(())
 }

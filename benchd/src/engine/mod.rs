@@ -26,9 +26,11 @@ pub mod exchange;
 pub mod recorder;
 pub mod sse;
 
-// What can be seen of it meanwhile
+// What can be seen of it meanwhile, and what we see of ourselves
 pub mod live;
+pub mod machine;
 pub mod observer;
+pub mod watch;
 
 // The run as a whole → RunData → Summary → Report
 pub mod environment;

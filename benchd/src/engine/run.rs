@@ -19,6 +19,7 @@ use crate::engine::run_data::RunData;
 use crate::engine::schedule::closed::{self, ClosedPlan};
 use crate::engine::schedule::open::{self, OpenPlan};
 use crate::engine::schedule::{Dispatcher, Message, Supply};
+use crate::engine::watch::Watch;
 use crate::engine::{environment, recorder};
 
 /// What can be seen of a run from outside while it goes on.
@@ -114,6 +115,7 @@ fn conduct(
     let recorder =
         recorder::start(record_inbox, clock, view.live.clone(), observer.clone()).map_err(thread_failed)?;
     let _ = view.clock.set(clock);
+    let watch = Watch::start(&runtime, clock, view.live.clone()).map_err(thread_failed)?;
     let dispatcher = Dispatcher {
         clock,
         runtime,
@@ -126,6 +128,7 @@ fn conduct(
     };
     let conducted = is_primed.then(|| schedule.conduct(dispatcher, supply, &inbox));
     stopper.abort();
+    let watched = watch.finish();
     let joined = |_| Failure::new(ErrorCode::Internal, "a thread of the run ended early".to_owned());
     // The mailboxes' senders are gone with the dispatcher and the last exchange, so these threads end.
     for thread in prompt_threads {
@@ -150,6 +153,7 @@ fn conduct(
         steady_state_reached: conducted.steady_state_reached,
         last_turn_sent_in_warm_up: conducted.last_turn_sent_in_warm_up,
         is_partial: conducted.is_stopped,
+        watched,
         preparation,
         environment,
     })

@@ -4,6 +4,8 @@ use proto::record::{Phases, Record};
 use proto::report::{Config, Environment, Preparation};
 use proto::spec::Spec;
 
+use crate::engine::watch::Watched;
+
 /// A finished (or stopped) run.
 #[derive(Debug)]
 pub struct RunData {
@@ -25,6 +27,8 @@ pub struct RunData {
     pub last_turn_sent_in_warm_up: Option<bool>,
     /// Whether the run was stopped before its end.
     pub is_partial: bool,
+    /// What was seen of ourselves under load.
+    pub watched: Watched,
     /// What was found out before the load.
     pub preparation: Preparation,
     /// Where and by what.

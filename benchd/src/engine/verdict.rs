@@ -3,7 +3,9 @@
 
 use proto::metric::Metric;
 use proto::plan::Load;
-use proto::report::{Benchmark, HitRates, LoadReport, Reason, ReasonKind, Stats, Trust, Verdict};
+use proto::report::{
+    Benchmark, ClientReport, HitRates, LoadReport, Reason, ReasonKind, Stats, Trust, Verdict,
+};
 use proto::spec::Spec;
 
 use crate::engine::summary::Growth;
@@ -13,6 +15,14 @@ const MAX_DISPATCH_LAG_P99_MS: f64 = 1.0;
 /// The same as a share of the spacing of slots, or of a session's requests in a closed loop; the larger of the two
 /// holds.
 const MAX_DISPATCH_LAG_SPACING: f64 = 0.01;
+/// Requests that were in flight while a thread of ours stalled, as a share of those sent.
+const MAX_REQUESTS_IN_STALLS: f64 = 0.005;
+/// Share of a core that our busiest thread keeps busy: beyond, requests queue for it.
+const MAX_THREAD_CORES: f64 = 0.8;
+/// Share of the machine's CPU time that its host may give to others.
+const MAX_STOLEN: f64 = 0.01;
+/// Share of the time in which our control group may be throttled.
+const MAX_THROTTLED: f64 = 0.01;
 /// Slots sent off from slots planned.
 const MAX_SLOTS_OFF: f64 = 0.01;
 /// Share of a turn, or hit rate, off from the one asked for.
@@ -52,6 +62,8 @@ pub struct Evidence<'a> {
     pub load: &'a LoadReport,
     /// Its hit rates.
     pub hit_rate: &'a HitRates,
+    /// What was seen of ourselves.
+    pub client: &'a ClientReport,
     /// Open loop: whether a last turn was sent before warm-up ended.
     pub last_turn_sent_in_warm_up: Option<bool>,
     /// Open loop: slots of the drawn schedule due in the measured part.
@@ -65,6 +77,7 @@ pub fn verdict(evidence: &Evidence<'_>) -> Verdict {
     let mut reasons = Reasons(Vec::new());
     evidence.judge_run(&mut reasons);
     evidence.judge_client(&mut reasons);
+    evidence.judge_machine(&mut reasons);
     evidence.judge_load(&mut reasons);
     evidence.judge_conversations(&mut reasons);
     evidence.judge_server(&mut reasons);
@@ -144,6 +157,41 @@ impl Evidence<'_> {
                 self.load.prompt_supply_dry
             );
             reasons.add(ReasonKind::Client, "prompt_supply_dry", text);
+        }
+    }
+
+    /// Whether we, or our machine, were too slow to see things when they happened.
+    fn judge_machine(&self, reasons: &mut Reasons) {
+        let client = self.client;
+        let sent: u64 = self.load.turn_mix.iter().map(|t| t.sent).sum();
+        if client.requests_in_stalls as f64 > sent as f64 * MAX_REQUESTS_IN_STALLS {
+            let text = format!(
+                "benchd was held up {} times for more than 10 ms, the longest for {:.0} ms, with {} of {sent} requests in \
+                 flight: their latencies contain it",
+                client.stalls,
+                client.longest_stall_ms.unwrap_or(0.0),
+                client.requests_in_stalls
+            );
+            reasons.add(ReasonKind::Client, "stalls", text);
+        }
+        if let Some(cores) = client.busiest_thread_cores.filter(|cores| *cores > MAX_THREAD_CORES) {
+            let text = format!(
+                "benchd's thread {} was busy for {} of the time: it is near its limit; use a lower load, or several benchd",
+                client.busiest_thread.as_deref().unwrap_or_default(),
+                percent(cores)
+            );
+            reasons.add(ReasonKind::Client, "thread_busy", text);
+        }
+        if let Some(share) = client.stolen_share.filter(|share| *share > MAX_STOLEN) {
+            let text = format!("the host gave {} of this machine's CPU time to others", percent(share));
+            reasons.add(ReasonKind::Client, "cpu_stolen", text);
+        }
+        if let Some(share) = client.throttled_share.filter(|share| *share > MAX_THROTTLED) {
+            let text = format!(
+                "benchd was throttled for {} of the time by its CPU limit; raise it, or lower the load",
+                percent(share)
+            );
+            reasons.add(ReasonKind::Client, "cpu_throttled", text);
         }
     }
 

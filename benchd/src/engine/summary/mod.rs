@@ -2,6 +2,7 @@
 //! back upstream. Every formula from one record is `proto::metric`'s; here they are selected, pooled and set beside
 //! what was asked for.
 
+mod client;
 mod flight;
 mod hit_rate;
 mod latency;
@@ -89,6 +90,7 @@ pub fn summarize(data: &RunData) -> Report {
     let load = load::report(data, &selection, &flight);
     let hit_rate = hit_rate::rates(data, &selection);
     let benchmark = benchmark(data, &selection);
+    let client = client::report(data, &selection);
     let verdict = verdict(&Evidence {
         spec: &data.spec,
         asked: &data.config.load,
@@ -96,6 +98,7 @@ pub fn summarize(data: &RunData) -> Report {
         stats: &stats,
         load: &load,
         hit_rate: &hit_rate,
+        client: &client,
         last_turn_sent_in_warm_up: data.last_turn_sent_in_warm_up,
         planned_slots_measured: data.counts.planned_slots_measured,
         growth: flight.growth,
@@ -111,6 +114,7 @@ pub fn summarize(data: &RunData) -> Report {
         per_turn: latency::per_turn(&data.spec, &selection),
         load,
         hit_rate,
+        client,
         failures: outcomes::failures(&data.records),
         preparation: data.preparation.clone(),
         histograms,

@@ -10,6 +10,7 @@ use proto::report::{Config, Environment, Preparation};
 use proto::spec::{Range, Spec, SpecTurn, TemplateCost};
 
 use crate::engine::run_data::{RunData, ScheduleCounts};
+use crate::engine::watch::Watched;
 
 const MS: i64 = 1_000_000;
 const S: i64 = 1000 * MS;
@@ -94,6 +95,7 @@ fn run(records: Vec<Record>) -> RunData {
         steady_state_reached: Some(true),
         last_turn_sent_in_warm_up: None,
         is_partial: false,
+        watched: Watched::default(),
         preparation: Preparation {
             template: Some(TemplateCost { first_turn_tokens: 3, later_turn_tokens: 2 }),
             ..Preparation::default()

@@ -4,9 +4,11 @@ use proto::record::{Outcome, Phases, Record};
 use proto::report::{ReasonKind, Report, Trust};
 
 use super::{MS, S, answered, closed_loop, failed, open_loop, refused, run, with_events};
+use crate::engine::machine::Usage;
 use crate::engine::run_data::RunData;
 use crate::engine::summary::{Growth, summarize};
 use crate::engine::verdict::{Evidence, verdict};
+use crate::engine::watch::Stall;
 
 /// An open loop of 10 slots a second for 40 s in which nothing is wrong.
 fn sound() -> RunData {
@@ -348,6 +350,7 @@ fn growth_is_a_reason_only_beyond_each_of_its_bounds() {
             stats: &report.stats,
             load: &report.load,
             hit_rate: &report.hit_rate,
+            client: &report.client,
             last_turn_sent_in_warm_up: None,
             planned_slots_measured: None,
             growth: Some(Growth { per_s, total, mean, z }),
@@ -368,4 +371,50 @@ fn reasons_of_the_client_come_first_and_those_of_the_server_last() {
     data.is_partial = true;
     data.counts.prompt_supply_dry = 2;
     assert_eq!(codes(&summarize(&data)), ["prompt_supply_dry", "partial", "errors"]);
+}
+
+#[test]
+fn a_client_that_was_held_up_says_so_when_it_touched_more_than_a_few_requests() {
+    // Each request is in flight for 190 ms from its slot, one slot a tenth of a second.
+    let stalled = |stalls: &[(i64, i64)]| {
+        with(|data| {
+            data.watched.stalls =
+                stalls.iter().map(|(from, to)| Stall { from_ns: from * MS, to_ns: to * MS }).collect();
+        })
+    };
+    is_valid(&stalled(&[]));
+    // Two requests of 400 are half a percent.
+    is_valid(&stalled(&[(1010, 1030)]));
+    let both = stalled(&[(1010, 1030), (5010, 5060)]);
+    is_suspect(
+        &both,
+        ReasonKind::Client,
+        "stalls",
+        "held up 2 times for more than 10 ms, the longest for 50 ms, with 4 of 400 requests in flight",
+    );
+    let client = summarize(&both).client;
+    assert_eq!((client.stalls, client.longest_stall_ms, client.requests_in_stalls), (2, Some(50.0), 4));
+    // Before and after the measured part nothing is counted.
+    is_valid(&stalled(&[(-500, -100), (40_001, 50_000)]));
+}
+
+#[test]
+fn a_client_that_had_no_cpu_to_spare_says_so() {
+    let usage = |thread: f64, stolen: f64, throttled: f64| {
+        with(|data| {
+            data.watched.usage = Some(Usage {
+                seconds: 40.0,
+                process_cores: 0.9,
+                busiest_thread: "data".into(),
+                busiest_thread_cores: thread,
+                stolen_share: Some(stolen),
+                throttled_share: Some(throttled),
+            });
+        })
+    };
+    is_valid(&usage(0.79, 0.009, 0.009));
+    is_suspect(&usage(0.81, 0.0, 0.0), ReasonKind::Client, "thread_busy", "thread data was busy for 81.0 %");
+    is_suspect(&usage(0.1, 0.011, 0.0), ReasonKind::Client, "cpu_stolen", "the host gave 1.1 %");
+    is_suspect(&usage(0.1, 0.0, 0.011), ReasonKind::Client, "cpu_throttled", "throttled for 1.1 %");
+    assert_eq!(summarize(&usage(0.5, 0.0, 0.0)).client.process_cores, Some(0.9));
 }

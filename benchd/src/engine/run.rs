@@ -7,6 +7,7 @@ use crossbeam_channel::unbounded;
 use proto::plan::{Load, Plan};
 use proto::record::RowContext;
 use proto::wire::{ErrorCode, Failure, Secrets, State};
+use rustix::process::{Resource, getrlimit};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::clock::Clock;
@@ -21,6 +22,9 @@ use crate::engine::schedule::open::{self, OpenPlan};
 use crate::engine::schedule::{Dispatcher, Message, Supply};
 use crate::engine::watch::Watch;
 use crate::engine::{environment, recorder};
+
+/// Files that this process has open for other things than streams, generously.
+const OTHER_FILES: u64 = 64;
 
 /// What can be seen of a run from outside while it goes on.
 #[derive(Clone, Debug)]
@@ -48,7 +52,7 @@ impl Default for View {
 
 /// Runs a plan to its end, or until `stop`; a run that was stopped under load gives what it has.
 pub async fn run(
-    plan: Plan,
+    mut plan: Plan,
     secrets: Secrets,
     command_line: Vec<String>,
     observer: Observer,
@@ -56,12 +60,16 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<RunData, Failure> {
     plan.validate().map_err(|text| Failure::new(ErrorCode::BadValue, text))?;
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let lowered =
+        keep_within_files(&mut plan.load, files).map_err(|text| Failure::new(ErrorCode::BadValue, text))?;
     view.live.set_state(State::Preparing);
-    let prepared = tokio::select! {
+    let mut prepared = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(stopped()),
         prepared = prepare(&plan, &secrets, &observer, &stop) => prepared?,
     };
+    prepared.preparation.notices.extend(lowered);
     for notice in &prepared.preparation.notices {
         observer.notice(notice.clone());
     }
@@ -74,6 +82,28 @@ pub async fn run(
     conducted
         .await
         .map_err(|e| Failure::new(ErrorCode::Internal, format!("the schedule's thread failed: {e}")))?
+}
+
+/// Keeps a load within the files that this process may open, since each stream needs one: lowers the cap of an open
+/// loop, and says so; refuses a closed loop of more sessions.
+fn keep_within_files(load: &mut Load, files: u64) -> Result<Option<String>, String> {
+    let streams = u32::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(u32::MAX);
+    match load {
+        Load::Closed { concurrency, .. } if *concurrency > streams => Err(format!(
+            "concurrency {concurrency} needs as many connections, and this process may open {files} files, which leaves \
+             {streams}; raise the limit (ulimit -n {}) or lower --concurrency",
+            u64::from(*concurrency) + OTHER_FILES
+        )),
+        Load::Open { max_in_flight, .. } if *max_in_flight > streams => {
+            let notice = format!(
+                "max_in_flight lowered from {max_in_flight} to {streams}: this process may open {files} files; raise the \
+                 limit with ulimit -n"
+            );
+            *max_in_flight = streams.max(1);
+            Ok(Some(notice))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Threads that make prompts when nobody said how many.
@@ -229,5 +259,25 @@ impl Schedule {
             Schedule::Closed(plan) => closed::conduct(plan, dispatcher, supply, inbox),
             Schedule::Open(plan) => open::conduct(plan, dispatcher, supply, inbox),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_keeps_within_the_files_that_may_be_opened() {
+        let load = |text: &str| serde_json::from_str::<Load>(text).unwrap();
+        let mut open = load(r#"{"mode":"open","request_rate_per_s":10,"duration_s":10}"#);
+        assert_eq!(keep_within_files(&mut open, 20_000), Ok(None));
+        let notice = keep_within_files(&mut open, 1024).unwrap().unwrap();
+        assert!(notice.contains("lowered from 10000 to 960"), "{notice}");
+        assert!(matches!(open, Load::Open { max_in_flight: 960, .. }));
+
+        let mut closed = load(r#"{"mode":"closed","concurrency":961,"num_sessions":1}"#);
+        let refusal = keep_within_files(&mut closed, 1024).unwrap_err();
+        assert!(refusal.contains("ulimit -n 1025"), "{refusal}");
+        assert_eq!(keep_within_files(&mut closed, 1025), Ok(None));
     }
 }

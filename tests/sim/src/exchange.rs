@@ -12,10 +12,11 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{Api, ApiError, Ask, Message, Prompt, Seen};
 use crate::cache::{BlockHash, block_hashes};
 use crate::clock::now_ns;
-use crate::http::{Request, stream_head};
+use crate::faults::{Fault, change, with_length_off};
+use crate::http::{Request, Response, stream_head};
 use crate::pacer::{End, Performance, Played};
 use crate::replies::{Length, Reply, rng};
-use crate::script::{Frame, Script};
+use crate::script::{Act, Frame, Script, Step};
 use crate::server::Sim;
 use crate::template::prompt_ids;
 use crate::timing::offsets_ns;
@@ -28,8 +29,12 @@ const SMALL_BODY: usize = 1024;
 /// Why there was no reply.
 pub(crate) enum Failed {
     Refused(ApiError),
+    /// A fault struck: answer this, or nothing more
+    Faulted(Option<Response>),
     ClientGone,
     Shutdown,
+    /// Answered in full, but the connection cannot go on
+    Closed,
 }
 
 impl From<ApiError> for Failed {
@@ -88,6 +93,12 @@ pub(crate) async fn reply(
     let ask = ask?;
     record.max_tokens = Some(ask.max_tokens);
     let digest = digest.unwrap_or_default();
+    let fault = sim.faults.strike(&digest, record.session.as_deref()).filter(|_| ask.stream);
+    record.fault = fault.map(|strike| strike.name.clone());
+    let fault = fault.map(|strike| strike.fault);
+    if let Some(response) = fault.and_then(Fault::refusal) {
+        return Err(Failed::Faulted(Some(response)));
+    }
 
     let waiting = Gauge::up(&sim.metrics.waiting, 1);
     let slot = tokio::select! {
@@ -107,9 +118,9 @@ pub(crate) async fn reply(
 
     let blocks = prepared.blocks.len() as u64;
     let in_use = Gauge::up(&sim.metrics.blocks_in_use, blocks);
-    let cast = plan(sim, prepared, start_ns, record.seq, keep_alive, record);
+    let cast = plan(sim, prepared, start_ns, keep_alive, fault, record);
     let mut early = false;
-    let played = perform(sim, wire, cast, record, stop, &mut early).await;
+    let played = perform(sim, wire, cast, record, stop, fault, &mut early).await;
     drop((in_use, running, slot));
 
     record.completion_tokens = Some(played.tokens);
@@ -122,16 +133,23 @@ pub(crate) async fn reply(
     let late_us = played.late_ns_max as f64 / 1e3;
     record.late_us_max = (played.events > 0).then_some(late_us);
     record.writes_ns = played.writes_ns;
+    let is_whole = fault.is_none_or(Fault::is_whole);
     let finished = match (played.end, early) {
+        _ if !is_whole => &sim.metrics.finished_abort,
         (End::Finished, false) => &sim.metrics.finished_length,
         (End::Finished, true) => &sim.metrics.finished_stop,
         (End::ClientGone | End::Shutdown, _) => &sim.metrics.finished_abort,
     };
     finished.fetch_add(1, Relaxed);
+    if !is_whole && played.end != End::Shutdown {
+        record.outcome = Outcome::Faulted;
+        let goes_on = played.end == End::Finished && fault.is_some_and(|fault| !fault.closes());
+        return if goes_on { Ok(()) } else { Err(Failed::Faulted(None)) };
+    }
     match played.end {
         End::Finished => {
             record.outcome = if early { Outcome::Early } else { Outcome::Ok };
-            Ok(())
+            if fault.is_some_and(Fault::closes) { Err(Failed::Closed) } else { Ok(()) }
         }
         End::ClientGone => Err(Failed::ClientGone),
         End::Shutdown => Err(Failed::Shutdown),
@@ -195,8 +213,8 @@ fn plan(
     sim: &Sim,
     prepared: Prepared,
     start_ns: u64,
-    seq: u64,
     keep_alive: bool,
+    fault: Option<Fault>,
     record: &mut Record,
 ) -> Cast {
     let Prepared { ask, digest, prompt_tokens, reply, blocks, .. } = prepared;
@@ -228,29 +246,46 @@ fn plan(
     let stream = &options.stream;
     let frame = Frame {
         api: ask.api,
-        id: format!("{}-sim-{seq}", if ask.api == Api::Chat { "chatcmpl" } else { "cmpl" }),
+        id: format!("{}-sim-{}", if ask.api == Api::Chat { "chatcmpl" } else { "cmpl" }, record.seq),
         created_s: sim.created_s,
         model: options.model.clone(),
         prompt_tokens,
         cached_tokens: (!stream.no_cached_tokens).then_some(cached_tokens),
         usage_at_end: (ask.include_usage || !ask.stream) && !stream.no_usage,
-        usage_in_each: ask.continuous_usage && !stream.no_usage,
+        usage_in_each: (ask.continuous_usage || fault == Some(Fault::UsageEach)) && !stream.no_usage,
         keep_alive,
     };
     let early = reply.early;
-    if !ask.stream {
-        return Cast { script: Script::whole(&frame, &reply, &dues_ns), head: Vec::new(), blocks, early };
+    let mut head = Vec::new();
+    let mut script = match fault {
+        _ if !ask.stream => Script::whole(&frame, &reply, &dues_ns),
+        Some(Fault::Json(off)) => {
+            let mut script = Script::whole(&frame, &reply, &dues_ns);
+            if let Act::Event(answer) = &mut script.steps[0].act {
+                *answer = with_length_off(answer, off);
+            }
+            script
+        }
+        Some(fault) => {
+            let script = Script::streamed(&frame, reply, &dues_ns, per_event, false);
+            let mut rng = rng(options.seed, "fault bytes", &digest);
+            change(fault, script, start_ns, keep_alive, &mut rng)
+        }
+        None => {
+            head = stream_head(keep_alive);
+            if stream.early_role {
+                head.extend(frame.role().unwrap_or_default());
+            }
+            Script::streamed(&frame, reply, &dues_ns, per_event, stream.early_role)
+        }
+    };
+    if !sim.stalls.is_none() {
+        // Then the head has its instant too.
+        let head = Act::Bytes(std::mem::take(&mut head));
+        script.steps.insert(0, Step { due_ns: start_ns, tokens: 0, act: head });
+        script.move_dues(|due_ns| sim.stalls.moved(due_ns));
     }
-    let mut head = stream_head(keep_alive);
-    if stream.early_role {
-        head.extend(frame.role().unwrap_or_default());
-    }
-    Cast {
-        script: Script::streamed(&frame, reply, &dues_ns, per_event, stream.early_role),
-        head,
-        blocks,
-        early,
-    }
+    Cast { script, head, blocks, early }
 }
 
 /// Sends the head, and has the pacer play the rest.
@@ -260,6 +295,7 @@ async fn perform(
     cast: Cast,
     record: &mut Record,
     stop: &CancellationToken,
+    fault: Option<Fault>,
     early: &mut bool,
 ) -> Played {
     let Cast { script, head, blocks, early: is_early } = cast;
@@ -270,7 +306,9 @@ async fn perform(
         sim.lock_cache().take_back(&blocks, end_ns);
         return Played::nothing(End::ClientGone, end_ns);
     }
-    record.status = Some(200);
+    if fault.is_none_or(Fault::sends_head) {
+        record.status = Some(200);
+    }
     let socket = Arc::clone(&wire.socket);
     let keep_writes = sim.options.truth_writes;
     let id = record.seq;

@@ -1,6 +1,6 @@
 //! HTTP/1.1 by hand: bytes in, one request out; a response in, bytes out. No I/O here.
 //!
-//! The responses are written by hand so that a fault can put any byte anywhere, later.
+//! The responses are written by hand so that a fault can put any byte anywhere.
 
 /// Largest request head, in bytes; more is 431.
 const HEAD_MAX: usize = 64 * 1024;
@@ -141,22 +141,25 @@ fn trailers_end(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
 pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) content_type: &'static str,
+    /// Further lines of the head, each with its end
+    pub(crate) headers: &'static str,
     pub(crate) body: Vec<u8>,
 }
 
 impl Response {
     pub(crate) fn json(status: u16, body: &serde_json::Value) -> Self {
-        Self { status, content_type: "application/json", body: body.to_string().into_bytes() }
+        Self { status, content_type: "application/json", headers: "", body: body.to_string().into_bytes() }
     }
 
     /// The bytes on the wire. `HEAD` gets the same head, without the body.
     pub(crate) fn render(&self, keep_alive: bool, head_only: bool) -> Vec<u8> {
         let mut out = format!(
-            "HTTP/1.1 {} {}\r\nserver: benchsim\r\ncontent-type: {}\r\ncontent-length: {}\r\n{}\r\n",
+            "HTTP/1.1 {} {}\r\nserver: benchsim\r\ncontent-type: {}\r\ncontent-length: {}\r\n{}{}\r\n",
             self.status,
             reason(self.status),
             self.content_type,
             self.body.len(),
+            self.headers,
             connection(keep_alive),
         )
         .into_bytes();
@@ -204,6 +207,7 @@ fn reason(status: u16) -> &'static str {
         404 => "Not Found",
         405 => "Method Not Allowed",
         413 => "Content Too Large",
+        429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",

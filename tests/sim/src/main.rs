@@ -24,6 +24,8 @@ mod clock;
 mod pacer;
 mod script;
 
+mod faults;
+
 mod exchange;
 mod server;
 

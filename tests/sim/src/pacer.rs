@@ -187,6 +187,8 @@ impl Stage {
         let Some(player) = self.playing.get_mut(&id) else { return };
         match player.go_on(&self.metrics) {
             Progress::At(at_ns) => self.agenda.push(Reverse((at_ns, id))),
+            // The connection's task ends it when the client is gone.
+            Progress::Never => {}
             Progress::Ended(end) => {
                 if let Some(player) = self.playing.remove(&id) {
                     player.finish(end);
@@ -211,6 +213,7 @@ fn ask_to_be_on_time() {}
 
 enum Progress {
     At(u64),
+    Never,
     Ended(End),
 }
 
@@ -249,6 +252,18 @@ impl Player {
         if self.step == self.script.steps.len() {
             return Progress::Ended(End::Finished);
         }
+        match self.script.steps[self.step].act {
+            Act::Hang => return Progress::Never,
+            Act::HalfClose => {
+                // Fails only when the client is gone already.
+                let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Write);
+                return Progress::Never;
+            }
+            Act::Reset => {
+                let _ = self.socket.set_zero_linger();
+            }
+            Act::Content(_) | Act::Event(_) | Act::Bytes(_) => {}
+        }
         if self.bytes.is_empty() {
             let is_content = self.script.render(self.step, &mut self.bytes);
             self.written = 0;
@@ -256,10 +271,15 @@ impl Player {
                 self.stamp(metrics);
             }
         }
-        match self.socket.try_write(&self.bytes[self.written..]) {
+        let upto = self.written.saturating_add(self.script.bytes_a_write).min(self.bytes.len());
+        match self.socket.try_write(&self.bytes[self.written..upto]) {
             Ok(n) => self.written += n,
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(_) => return Progress::Ended(End::ClientGone),
+        }
+        if self.written == upto && upto < self.bytes.len() {
+            // By small writes on purpose: others that are due go first.
+            return Progress::At(now_ns());
         }
         if self.written < self.bytes.len() {
             if self.retry_ns == RETRY_FIRST_NS {
@@ -276,7 +296,7 @@ impl Player {
         let step = &self.script.steps[self.step];
         metrics.generation_tokens.fetch_add(u64::from(step.tokens - self.played.tokens), Relaxed);
         self.played.tokens = step.tokens;
-        if !matches!(step.act, Act::Bytes(_)) {
+        if step.act.is_content() {
             self.played.events += 1;
             metrics.events.fetch_add(1, Relaxed);
         }

@@ -25,18 +25,34 @@ pub(crate) struct Step {
 pub(crate) enum Act {
     /// Write a content event with this part of the text
     Content(Range<usize>),
-    /// Write a whole answer, which is the one content event of a reply that is not streamed
-    Answer(Vec<u8>),
+    /// Write a content event whose bytes are known, or a whole answer, which is one
+    Event(Vec<u8>),
     /// Write bytes that are no content
     Bytes(Vec<u8>),
+    /// Have the connection reset when it is closed
+    Reset,
+    /// Send the end of our direction, and wait for the client to close
+    HalfClose,
+    /// Wait for the client to close
+    Hang,
+}
+
+impl Act {
+    /// Whether it writes what the model produced.
+    pub(crate) fn is_content(&self) -> bool {
+        matches!(self, Self::Content(_) | Self::Event(_))
+    }
 }
 
 /// A reply on its way: steps, and what they need to be rendered.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) steps: Vec<Step>,
+    /// Most bytes that one write takes
+    pub(crate) bytes_a_write: usize,
     chunks: Chunks,
     text: String,
+    due_first_ns: u64,
 }
 
 /// What the chunks of one answer have in common.
@@ -153,7 +169,7 @@ impl Script {
         let mut tail = role.unwrap_or_default();
         tail.extend(frame.tail(finish_reason(&reply), tokens));
         steps.push(Step { due_ns, tokens, act: Act::Bytes(tail) });
-        Self { steps, chunks: Chunks::new(frame), text: reply.text }
+        Self::new(steps, Chunks::new(frame), reply.text)
     }
 
     /// An answer in one piece, due with its last token.
@@ -177,14 +193,30 @@ impl Script {
         }
         let answer = Response::json(200, &body).render(frame.keep_alive, false);
         let due_ns = dues_ns.last().copied().unwrap_or(0);
-        let steps = vec![Step { due_ns, tokens, act: Act::Answer(answer) }];
-        Self { steps, chunks: Chunks::new(frame), text: String::new() }
+        let steps = vec![Step { due_ns, tokens, act: Act::Event(answer) }];
+        Self::new(steps, Chunks::new(frame), String::new())
+    }
+
+    /// Steps with no part of the text in them.
+    pub(crate) fn of(steps: Vec<Step>, bytes_a_write: usize, due_first_ns: u64) -> Self {
+        Self { steps, bytes_a_write, chunks: Chunks::default(), text: String::new(), due_first_ns }
+    }
+
+    fn new(steps: Vec<Step>, chunks: Chunks, text: String) -> Self {
+        let content = steps.iter().find(|step| step.act.is_content());
+        let due_first_ns = content.or(steps.last()).map_or(0, |step| step.due_ns);
+        Self { steps, bytes_a_write: usize::MAX, chunks, text, due_first_ns }
     }
 
     /// When the first content is due; the last token's instant if there is none.
     pub(crate) fn due_first_ns(&self) -> u64 {
-        let content = self.steps.iter().find(|step| !matches!(step.act, Act::Bytes(_)));
-        content.or(self.steps.last()).map_or(0, |step| step.due_ns)
+        self.due_first_ns
+    }
+
+    /// Moves every instant to where `moved` says; it must keep their order.
+    pub(crate) fn move_dues(&mut self, moved: impl Fn(u64) -> u64) {
+        self.steps.iter_mut().for_each(|step| step.due_ns = moved(step.due_ns));
+        self.due_first_ns = moved(self.due_first_ns);
     }
 
     /// Puts the bytes of `step` into `out`, and says whether they are content.
@@ -195,7 +227,7 @@ impl Script {
                 self.chunks.content(out, &self.text[range.clone()], self.steps[step].tokens);
                 true
             }
-            Act::Answer(bytes) => {
+            Act::Event(bytes) => {
                 out.extend_from_slice(bytes);
                 true
             }
@@ -203,12 +235,13 @@ impl Script {
                 out.extend_from_slice(bytes);
                 false
             }
+            Act::Reset | Act::HalfClose | Act::Hang => false,
         }
     }
 }
 
 /// The constant parts of a content event: all but the text and, in continuous usage, the counts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Chunks {
     before: String,
     after: String,

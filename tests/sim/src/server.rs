@@ -14,11 +14,13 @@ use crate::api::{Api, ApiError, Tokenize};
 use crate::cache::Cache;
 use crate::clock::{now_ns, to_ns};
 use crate::exchange::{self, Failed, internal};
+use crate::faults::Faults;
 use crate::http::{Request, Response};
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::pacer::Pacer;
 use crate::replies::Author;
+use crate::timing::Stalls;
 use crate::tokens::Tokens;
 use crate::truth::{Outcome, Record, TruthSender};
 use crate::wire::{Arrived, Wire};
@@ -33,6 +35,8 @@ pub(crate) struct Sim {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) pacer: Pacer,
     pub(crate) slots: Arc<Semaphore>,
+    pub(crate) faults: Faults,
+    pub(crate) stalls: Stalls,
     /// Wall clock at the start, for `created`
     pub(crate) created_s: u64,
     cache: Mutex<Cache>,
@@ -53,6 +57,8 @@ impl Sim {
             pacer: Pacer::start(Arc::clone(&metrics))?,
             metrics,
             slots: Arc::new(Semaphore::new(slots)),
+            faults: Faults::new(options.seed, options.faults.clone())?,
+            stalls: Stalls::new(&options.times, now_ns()),
             created_s: std::time::UNIX_EPOCH.elapsed().map_or(0, |age| age.as_secs()),
             cache: Mutex::new(Cache::new(options.cache.cache_blocks)),
             loaded_ns: now_ns() + to_ns(options.times.loading_s, 1e9),
@@ -83,6 +89,11 @@ pub(crate) async fn serve(sim: Arc<Sim>, listener: TcpListener, stop: Cancellati
             },
             () = stop.cancelled() => break,
         };
+        if sim.options.times.accept_delay_ms > 0.0 {
+            // One after another, as a server whose accept queue is slow.
+            tokio::time::sleep(std::time::Duration::from_secs_f64(sim.options.times.accept_delay_ms / 1e3))
+                .await;
+        }
         let accepted_ns = now_ns();
         tasks.spawn(connection(Arc::clone(&sim), socket, conn, accepted_ns, stop.clone()));
     }
@@ -142,6 +153,15 @@ async fn answer(
         Ok(Route::Reply(api)) => match exchange::reply(sim, wire, api, request, record, stop).await {
             Ok(()) => return keep_alive,
             Err(Failed::Refused(error)) => Err(error),
+            Err(Failed::Faulted(Some(response))) => {
+                record.outcome = Outcome::Faulted;
+                Ok(response)
+            }
+            Err(Failed::Faulted(None)) => {
+                record.outcome = Outcome::Faulted;
+                return false;
+            }
+            Err(Failed::Closed) => return false,
             Err(Failed::ClientGone) => {
                 record.outcome = Outcome::ClientGone;
                 return false;
@@ -222,14 +242,18 @@ fn route(sim: &Sim, request: &Request) -> Result<Route, ApiError> {
         "/v1/completions" if is_post => Ok(Route::Reply(Api::Completions)),
         "/tokenize" if is_post => Ok(Route::Tokenize),
         "/v1/models" if is_get => Ok(Route::Now(models(sim))),
-        "/health" if is_get => {
-            Ok(Route::Now(Response { status: 200, content_type: "text/plain", body: Vec::new() }))
-        }
+        "/health" if is_get => Ok(Route::Now(Response {
+            status: 200,
+            content_type: "text/plain",
+            headers: "",
+            body: Vec::new(),
+        })),
         "/metrics" if is_get => {
             let text = sim.metrics.render(&sim.options.model, sim.options.cache.cache_blocks);
             Ok(Route::Now(Response {
                 status: 200,
                 content_type: "text/plain; version=0.0.4",
+                headers: "",
                 body: text.into(),
             }))
         }

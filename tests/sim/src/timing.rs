@@ -32,6 +32,38 @@ pub(crate) fn offsets_ns(
         .collect()
 }
 
+/// Times in which nothing is written: --stall-ms long, every --stall-every-s from the start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stalls {
+    origin_ns: u64,
+    every_ns: u64,
+    length_ns: u64,
+}
+
+impl Stalls {
+    pub(crate) fn new(options: &TimeOptions, origin_ns: u64) -> Self {
+        let every_ns = to_ns(options.stall_every_s, 1e9).max(1);
+        Self { origin_ns, every_ns, length_ns: to_ns(options.stall_ms, MS).min(every_ns) }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn is_none(&self) -> bool {
+        self.length_ns == 0
+    }
+
+    /// When something is written that is due at `due_ns`: then, or at the end of the stall that it falls into.
+    pub(crate) fn moved(&self, due_ns: u64) -> u64 {
+        let age_ns = due_ns.saturating_sub(self.origin_ns);
+        let since_ns = age_ns % self.every_ns;
+        // The first stall begins after one whole period.
+        if age_ns < self.every_ns || since_ns >= self.length_ns {
+            due_ns
+        } else {
+            due_ns - since_ns + self.length_ns
+        }
+    }
+}
+
 /// `middle` is the mean of a normal and the median of a lognormal.
 fn draw(shape: Shape, middle: f64, sigma: f64, rng: &mut ChaCha8Rng) -> f64 {
     let mut z = || -> f64 { StandardNormal.sample(rng) };
@@ -95,6 +127,17 @@ mod tests {
         let factor = at[0] as f64 / (20.0 * MS);
         assert!((factor - 1.0).abs() > 1e-3);
         assert!((at[2] - at[1]).abs_diff(to_ns(5.0 * factor, MS)) <= 2);
+    }
+
+    #[test]
+    fn what_falls_into_a_stall_comes_at_its_end() {
+        let stalls = Stalls::new(&options(&["--stall-ms", "100", "--stall-every-s", "2"]), 1_000);
+        let at = |ms: u64| (stalls.moved(1_000 + ms * 1_000_000) - 1_000) / 1_000_000;
+        assert_eq!(
+            [0, 50, 1999, 2000, 2001, 2099, 2100, 4099].map(at),
+            [0, 50, 1999, 2100, 2100, 2100, 2100, 4100]
+        );
+        assert!(Stalls::new(&options(&[]), 0).is_none());
     }
 
     #[test]

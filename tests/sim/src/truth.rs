@@ -31,6 +31,8 @@ pub(crate) enum Outcome {
     ClientGone,
     /// Answered with an error status
     Rejected,
+    /// Not answered in full, because a fault struck
+    Faulted,
     /// The simulator was told to end
     Shutdown,
 }
@@ -63,6 +65,8 @@ pub(crate) struct Record {
     /// Of the head that was sent
     pub(crate) status: Option<u16>,
     pub(crate) outcome: Outcome,
+    /// The fault that struck it (--fault), as it was asked for
+    pub(crate) fault: Option<String>,
     /// What was wrong with a rejected request
     pub(crate) error: Option<String>,
     /// Connection accepted

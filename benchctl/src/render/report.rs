@@ -223,7 +223,7 @@ fn client(client: &ClientReport, out: &mut impl Write) -> io::Result<()> {
         ),
         _ => "CPU not known".to_owned(),
     };
-    writeln!(out, "benchd itself: {usage}; {}", format!("{} above 10 ms", counted(client.stalls, "stall")))?;
+    writeln!(out, "benchd itself: {usage}; {} above 10 ms", counted(client.stalls, "stall"))?;
     if client.stalls > 0 {
         let touched = counted(client.requests_in_stalls, "request");
         writeln!(out, "  the longest {} ms, {touched} in flight during one", ms(client.longest_stall_ms))?;

@@ -100,6 +100,7 @@ pub(crate) fn report() -> Report {
             "expected_by_blocks": 0.5874, "reported": 0.5871,
             "reported_missing": null, "reported_requests": 376, "first_turn_unexpected": 0.0,
         },
+        "stream": { "tokens_per_event": 1.0, "events_per_read": 1.0, "burst_share": 0.0, "is_bursty": false },
         "client": {
             "stalls": 0, "longest_stall_ms": null, "requests_in_stalls": 0, "process_cores": 0.213,
             "busiest_thread": "data", "busiest_thread_cores": 0.127, "stolen_share": 0.0, "throttled_share": null,

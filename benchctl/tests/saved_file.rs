@@ -178,19 +178,19 @@ fn keys(object: &Value) -> BTreeSet<String> {
 }
 
 const LATENCIES: &str =
-    "{ttft,fc,tpot,icl,itl,latency,dispatch_lag,cap_wait,ttft_from_due,fc_from_due,latency_from_due}";
+    "{ttft,ttfo,fc,tpot,icl,itl,latency,dispatch_lag,cap_wait,ttft_from_due,fc_from_due,latency_from_due}";
 
 // Scripts read these names: one may be added here, none may go.
 #[test]
 fn a_saved_file_has_these_names() {
     let stats = format!(
         "{{avg,p50,p90,p95,p99,max}}_{LATENCIES}_ms count_{LATENCIES} throughput_tok_s input_throughput_tok_s \
-         measured_request_rate avg_input_tokens avg_output_tokens error_rate"
+         measured_request_rate avg_input_tokens avg_output_tokens avg_reasoning_tokens error_rate"
     );
     let row = "session_id turn phase outcome http_status error due_ms sent_ms start_time_ms completed_ms cap_wait_ms \
-               dispatch_lag_ms ttft_ms fc_ms tpot_ms itl_ms latency_ms input_tokens input_tokens_source \
+               dispatch_lag_ms ttft_ms ttfo_ms fc_ms tpot_ms itl_ms latency_ms input_tokens input_tokens_source \
                planned_input_tokens output_tokens output_tokens_source cached_tokens expected_cached_tokens \
-               reply_tokens events finish_reason new_connection resent";
+               reply_tokens reasoning_tokens events reads finish_reason new_connection resent";
     let load = "planned_slots sent refused unsent asked_rate_per_s planned_rate_per_s sent_rate_per_s planned_isl \
                 achieved_isl planned_osl achieved_osl exact_prompts residuals uncounted_prompts turn_mix \
                 sessions_{started,completed,failed,beyond_plan,cut_short} ready_wait_ms mean_in_flight peak_in_flight \
@@ -199,7 +199,7 @@ fn a_saved_file_has_these_names() {
     for (place, want) in [
         (
             "",
-            "schema_version verdict config spec first_chunk_threshold benchmark stats per_turn load hit_rate failures \
+            "schema_version verdict config spec first_chunk_threshold benchmark stats per_turn load hit_rate stream client failures \
              preparation histograms environment raw_metrics",
         ),
         ("/verdict", "trust reasons"),

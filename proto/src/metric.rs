@@ -13,6 +13,8 @@ use crate::record::Record;
 pub enum Metric {
     /// Time to first token: first token − sent.
     Ttft,
+    /// Time to first output token: first content event of the answer, reasoning left out − sent (AIPerf's TTFO).
+    Ttfo,
     /// First chunk: content event number `first_chunk_threshold` − sent.
     Fc,
     /// Time per output token: (last token − first token) / (output tokens − 1).
@@ -37,8 +39,9 @@ pub enum Metric {
 
 impl Metric {
     /// All of them, in the order of reports.
-    pub const ALL: [Metric; 11] = [
+    pub const ALL: [Metric; 12] = [
         Metric::Ttft,
+        Metric::Ttfo,
         Metric::Fc,
         Metric::Tpot,
         Metric::Icl,
@@ -55,6 +58,7 @@ impl Metric {
     pub fn name(self) -> &'static str {
         match self {
             Metric::Ttft => "ttft",
+            Metric::Ttfo => "ttfo",
             Metric::Fc => "fc",
             Metric::Tpot => "tpot",
             Metric::Icl => "icl",
@@ -72,6 +76,7 @@ impl Metric {
     pub fn of(self, record: &Record) -> Option<f64> {
         match self {
             Metric::Ttft => ttft_ms(record),
+            Metric::Ttfo => ttfo_ms(record),
             Metric::Fc => fc_ms(record),
             Metric::Tpot => tpot_ms(record),
             Metric::Icl | Metric::Itl => None,
@@ -109,6 +114,11 @@ pub fn ttft_ms(record: &Record) -> Option<f64> {
     since_sent_ms(record, record.first_token_ns)
 }
 
+/// First content event of the answer − sent; equal to TTFT where nothing was reasoned.
+pub fn ttfo_ms(record: &Record) -> Option<f64> {
+    since_sent_ms(record, record.first_answer_ns)
+}
+
 /// Content event number `first_chunk_threshold` − sent; absent when there were fewer.
 pub fn fc_ms(record: &Record) -> Option<f64> {
     since_sent_ms(record, record.first_chunk_ns)
@@ -137,6 +147,19 @@ pub fn dispatch_lag_ms(record: &Record) -> Option<f64> {
 /// Wait for a place under `max_concurrency`.
 pub fn cap_wait_ms(record: &Record) -> f64 {
     ms_of_gap(record.cap_wait_ns)
+}
+
+/// A gap below this share of its reply's mean gap is no time that the model took.
+const BURST_GAP_SHARE: f64 = 0.1;
+/// Nor is a gap below this many ms: no model makes ten thousand tokens a second for one reply.
+const BURST_GAP_MS: f64 = 0.1;
+
+/// Gaps of a record that are no time of the model's: its event came together with the one before it.
+pub fn burst_gaps(record: &Record) -> usize {
+    let gaps = record.gaps.len();
+    let mean_ms = icl_ms(record).sum::<f64>() / gaps.max(1) as f64;
+    let bound_ms = BURST_GAP_MS.max(mean_ms * BURST_GAP_SHARE);
+    icl_ms(record).filter(|gap| *gap < bound_ms).count()
 }
 
 /// Gaps between successive content events.
@@ -283,10 +306,12 @@ mod tests {
             cap_wait_ns: 4_000_000,
             sent_ns: Some(100_000_000),
             first_token_ns: Some(first),
+            first_answer_ns: Some(first),
             first_chunk_ns: None,
             last_token_ns: Some(last),
             completed_ns: Some(last),
             events: u32::try_from(gaps_ms.len()).unwrap() + 1,
+            reads: u32::try_from(gaps_ms.len()).unwrap() + 1,
             gaps,
             event_tokens: None,
             outcome: Outcome::Ok,
@@ -297,6 +322,7 @@ mod tests {
             input_tokens_source: None,
             output_tokens: Some(output_tokens),
             output_tokens_source: None,
+            reasoning_tokens: None,
             cached_tokens: None,
             expected_cached_tokens: None,
             reply_tokens: None,
@@ -329,6 +355,14 @@ mod tests {
         let samples: Vec<_> = itl_samples(&r).collect();
         assert_eq!(samples, [(5.0, 2.0), (9.5, 4.0)]);
         assert_eq!(mean_itl_ms(&r), Some(48.0 / 6.0));
+    }
+
+    #[test]
+    fn events_that_come_together_leave_gaps_that_are_no_time_of_the_models() {
+        assert_eq!(burst_gaps(&record(&[10, 12, 8, 30, 2], 6)), 0);
+        assert_eq!(burst_gaps(&record(&[0, 0, 0, 40, 0, 0, 0], 8)), 6);
+        assert_eq!(burst_gaps(&record(&[0, 0, 0], 4)), 3, "a whole answer at once");
+        assert_eq!(burst_gaps(&record(&[], 1)), 0);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Record {
     pub sent_ns: Option<i64>,
     /// Arrival of the first content event.
     pub first_token_ns: Option<i64>,
+    /// Arrival of the first content event that holds some of the answer: reasoning is not of it.
+    pub first_answer_ns: Option<i64>,
     /// Arrival of the content event that the first-chunk threshold names.
     pub first_chunk_ns: Option<i64>,
     /// Arrival of the last content event.
@@ -31,6 +33,8 @@ pub struct Record {
     pub completed_ns: Option<i64>,
     /// Content events.
     pub events: u32,
+    /// Reads of the connection that brought content events; fewer than events where several came at once.
+    pub reads: u32,
     /// Gaps between successive content events.
     pub gaps: Gaps,
     /// Tokens of each content event, when they are not one each.
@@ -51,6 +55,8 @@ pub struct Record {
     pub output_tokens: Option<u32>,
     /// Who counted `output_tokens`.
     pub output_tokens_source: Option<TokenSource>,
+    /// Of the output tokens, those of reasoning, as the server reported them.
+    pub reasoning_tokens: Option<u32>,
     /// Cached prompt tokens as the server reported them.
     pub cached_tokens: Option<u32>,
     /// Cached prompt tokens that an ideal cache would have had, given the replies as they came.
@@ -207,6 +213,9 @@ pub struct Row {
     pub dispatch_lag_ms: Option<f64>,
     /// First token − sent.
     pub ttft_ms: Option<f64>,
+    /// First content event of the answer, reasoning left out − sent.
+    #[serde(default)]
+    pub ttfo_ms: Option<f64>,
     /// Content event number `first_chunk_threshold` − sent.
     pub fc_ms: Option<f64>,
     /// (last token − first token) / (output tokens − 1).
@@ -225,6 +234,9 @@ pub struct Row {
     pub output_tokens: Option<u32>,
     /// Who counted them.
     pub output_tokens_source: Option<TokenSource>,
+    /// Of the output tokens, those of reasoning, as reported.
+    #[serde(default)]
+    pub reasoning_tokens: Option<u32>,
     /// Cached prompt tokens as reported.
     pub cached_tokens: Option<u32>,
     /// Cached prompt tokens of an ideal cache, given the replies as they came.
@@ -233,6 +245,9 @@ pub struct Row {
     pub reply_tokens: Option<u32>,
     /// Content events.
     pub events: u32,
+    /// Reads of the connection that brought them.
+    #[serde(default)]
+    pub reads: u32,
     /// The server's finish reason.
     pub finish_reason: Option<String>,
     /// Whether a connection was made for it.
@@ -286,6 +301,7 @@ impl Row {
             cap_wait_ms: metric::cap_wait_ms(record),
             dispatch_lag_ms: metric::dispatch_lag_ms(record),
             ttft_ms: metric::ttft_ms(record),
+            ttfo_ms: metric::ttfo_ms(record),
             fc_ms: metric::fc_ms(record),
             tpot_ms: metric::tpot_ms(record),
             itl_ms: metric::mean_itl_ms(record),
@@ -295,10 +311,12 @@ impl Row {
             planned_input_tokens: record.planned_input_tokens,
             output_tokens: record.output_tokens,
             output_tokens_source: record.output_tokens_source,
+            reasoning_tokens: record.reasoning_tokens,
             cached_tokens: record.cached_tokens,
             expected_cached_tokens: record.expected_cached_tokens,
             reply_tokens: record.reply_tokens,
             events: record.events,
+            reads: record.reads,
             finish_reason: record.finish_reason.as_deref().map(str::to_owned),
             new_connection: record.new_connection,
             resent: record.resent,

@@ -39,6 +39,9 @@ pub struct Report {
     pub load: LoadReport,
     /// Hit rate planned, expected and reported.
     pub hit_rate: HitRates,
+    /// How the replies arrived.
+    #[serde(default)]
+    pub stream: StreamReport,
     /// What benchd saw of itself and of its machine.
     #[serde(default)]
     pub client: ClientReport,
@@ -120,6 +123,8 @@ pub struct Stats {
     pub avg_input_tokens: Option<f64>,
     /// Mean output tokens of successes.
     pub avg_output_tokens: Option<f64>,
+    /// Of these, mean tokens of reasoning, where the server tells them.
+    pub avg_reasoning_tokens: Option<f64>,
     /// Failures / completions.
     pub error_rate: Option<f64>,
     /// Metrics whose values are too many to be held: their figures are a histogram's, of three digits. Absent in
@@ -248,6 +253,23 @@ pub struct HitRates {
     /// the server already held these prompts.
     pub first_turn_unexpected: Option<f64>,
 }
+
+/// How the replies of the measured part arrived; of successes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StreamReport {
+    /// Output tokens / content events: above 1 with speculative decoding or chunked emission.
+    pub tokens_per_event: Option<f64>,
+    /// Content events / reads of the connection that brought some.
+    pub events_per_read: Option<f64>,
+    /// Share of the content events that came together with the one before (see [`crate::metric::burst_gaps`]).
+    pub burst_share: Option<f64>,
+    /// Whether that share is so large ([`MAX_BURST_SHARE`]) that gaps between events are the path's and not the
+    /// model's.
+    pub is_bursty: bool,
+}
+
+/// Share of events that come together with another above which a stream counts as bursty.
+pub const MAX_BURST_SHARE: f64 = 0.2;
 
 /// What benchd saw of itself and of its machine, over the measured part. What the system does not tell is absent, and
 /// so is CPU for parts of under a second.
@@ -484,6 +506,7 @@ impl From<Stats> for Map<String, Value> {
         out.insert("measured_request_rate".into(), stats.measured_request_rate.into());
         out.insert("avg_input_tokens".into(), stats.avg_input_tokens.into());
         out.insert("avg_output_tokens".into(), stats.avg_output_tokens.into());
+        out.insert("avg_reasoning_tokens".into(), stats.avg_reasoning_tokens.into());
         out.insert("error_rate".into(), stats.error_rate.into());
         if !stats.from_histogram.is_empty() {
             let names: Vec<&str> = stats.from_histogram.iter().map(|m| m.name()).collect();
@@ -504,6 +527,7 @@ impl TryFrom<Map<String, Value>> for Stats {
             measured_request_rate: float("measured_request_rate"),
             avg_input_tokens: float("avg_input_tokens"),
             avg_output_tokens: float("avg_output_tokens"),
+            avg_reasoning_tokens: float("avg_reasoning_tokens"),
             error_rate: float("error_rate"),
             from_histogram: match from.get("from_histogram") {
                 Some(names) => Vec::deserialize(names).map_err(|e| format!("from_histogram: {e}"))?,

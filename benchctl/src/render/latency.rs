@@ -5,11 +5,12 @@ use std::io::{self, Write};
 use proto::metric::{Dist, Metric};
 use proto::report::{MIN_VALUES_ABOVE, Report, TurnStats};
 
-use super::table::{Table, count, decimal, ms, shown};
+use super::table::{Table, count, decimal, ms, percent, shown};
 
 /// Rows of the table of all requests, in its order.
-const ROWS: [Metric; 11] = [
+const ROWS: [Metric; 12] = [
     Metric::Ttft,
+    Metric::Ttfo,
     Metric::Fc,
     Metric::Tpot,
     Metric::Itl,
@@ -41,12 +42,38 @@ pub(super) fn latencies(report: &Report, out: &mut impl Write) -> io::Result<()>
         table.row(cells);
     }
     table.write(out)?;
-    footnote(marks, out)
+    footnote(marks, out)?;
+    streams(report, out)
+}
+
+/// Says how replies arrived where it is not one token at a time.
+fn streams(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let stream = &report.stream;
+    let is_more = |n: Option<f64>| n.is_some_and(|n| n > 1.05);
+    if is_more(stream.tokens_per_event) || is_more(stream.events_per_read) {
+        writeln!(
+            out,
+            "  {} tokens by content event, {} content events by read",
+            decimal(stream.tokens_per_event, 2),
+            decimal(stream.events_per_read, 2)
+        )?;
+    }
+    if stream.is_bursty {
+        writeln!(
+            out,
+            "  Replies arrive in bursts: {} of the events came together with the one before. ITL, and TPOT where a whole \
+             answer comes at once, are then the path's and not the model's.",
+            percent(stream.burst_share)
+        )?;
+    }
+    Ok(())
 }
 
 /// What says nothing beside its neighbour: chunks where they are tokens, waits under no cap.
 fn is_left_out(metric: Metric, dist: &Dist, report: &Report) -> bool {
     match metric {
+        // Without reasoning the first token is one of the answer.
+        Metric::Ttfo => dist.avg == report.stats.dists.get(&Metric::Ttft).and_then(|ttft| ttft.avg),
         Metric::CapWait => dist.max.is_none_or(|max| max <= 0.0),
         Metric::Icl => match (dist.avg, report.stats.dists.get(&Metric::Itl).and_then(|itl| itl.avg)) {
             (Some(icl), Some(itl)) => (icl - itl).abs() <= 0.005 * itl,
@@ -111,6 +138,7 @@ fn turn_cells(turn: &TurnStats, metrics: &[Metric], has_counts: bool, marks: &mu
 fn label(metric: Metric, first_chunk_threshold: u32) -> String {
     match metric {
         Metric::Ttft => "TTFT".to_owned(),
+        Metric::Ttfo => "TTFO".to_owned(),
         Metric::Fc => format!("FC ({first_chunk_threshold})"),
         Metric::Tpot => "TPOT".to_owned(),
         Metric::Icl => "ICL".to_owned(),

@@ -35,6 +35,8 @@ pub struct Usage {
     pub prompt_tokens: Option<u32>,
     /// Output tokens.
     pub completion_tokens: Option<u32>,
+    /// Of these, tokens of reasoning.
+    pub reasoning_tokens: Option<u32>,
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: Option<u32>,
 }
@@ -101,12 +103,16 @@ struct WireUsage {
     completion_tokens: Option<u32>,
     #[serde(default)]
     prompt_tokens_details: Option<WireDetails>,
+    #[serde(default)]
+    completion_tokens_details: Option<WireDetails>,
 }
 
 #[derive(Deserialize)]
 struct WireDetails {
     #[serde(default)]
     cached_tokens: Option<u32>,
+    #[serde(default)]
+    reasoning_tokens: Option<u32>,
 }
 
 impl<'a> Chunk<'a> {
@@ -117,6 +123,7 @@ impl<'a> Chunk<'a> {
             usage: wire.usage.map(|u| Usage {
                 prompt_tokens: u.prompt_tokens,
                 completion_tokens: u.completion_tokens,
+                reasoning_tokens: u.completion_tokens_details.and_then(|d| d.reasoning_tokens),
                 cached_tokens: u.prompt_tokens_details.and_then(|d| d.cached_tokens),
             }),
             error: wire.error.map(|e| error_text(e.get())),
@@ -217,5 +224,14 @@ mod tests {
         assert_eq!(chunk.error.as_deref(), Some("out of memory"));
         assert_eq!(error_text(r#"{"error":{"message":"m"}}"#), "m");
         assert_eq!(error_text("<html>"), "<html>");
+    }
+
+    #[test]
+    fn usage_tells_cached_and_reasoning_tokens() {
+        let json = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5,"prompt_tokens_details":
+            {"cached_tokens":4,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":3}}}"#;
+        let usage = Chunk::decode(json.as_bytes()).unwrap().usage.unwrap();
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (Some(9), Some(5)));
+        assert_eq!((usage.cached_tokens, usage.reasoning_tokens), (Some(4), Some(3)));
     }
 }

@@ -40,6 +40,8 @@ pub struct Observed {
     pub sent_ns: i64,
     /// First content event.
     pub first_token_ns: Option<i64>,
+    /// First content event that holds some of the answer.
+    pub first_answer_ns: Option<i64>,
     /// Content event number `first_chunk_threshold`.
     pub first_chunk_ns: Option<i64>,
     /// Last content event.
@@ -48,6 +50,8 @@ pub struct Observed {
     pub completed_ns: Option<i64>,
     /// Content events.
     pub events: u32,
+    /// Reads that brought some.
+    pub reads: u32,
     /// Gaps between them.
     pub gaps: Gaps,
     /// Output text: the answer, and what is no part of it.
@@ -116,10 +120,12 @@ pub async fn exchange(
     let mut seen = Observed {
         sent_ns: clock.now_ns(),
         first_token_ns: None,
+        first_answer_ns: None,
         first_chunk_ns: None,
         last_token_ns: None,
         completed_ns: None,
         events: 0,
+        reads: 0,
         gaps: Gaps::with_capacity(outgoing.expected_events as usize),
         text: Text::default(),
         usage_steps: Vec::new(),
@@ -267,6 +273,7 @@ async fn read_stream(
         // Stamp before decoding, so that parsing is not counted as latency.
         let now_ns = clock.now_ns();
         let mut fault = None;
+        let events_before = seen.events;
         let fed = decoder.feed(&bytes, |data| {
             if fault.is_some() || is_done {
                 return;
@@ -281,6 +288,7 @@ async fn read_stream(
                 fault = Some(error);
             }
         });
+        seen.reads += u32::from(seen.events > events_before);
         if let Some(fault) = fault {
             return Err(fault);
         }
@@ -305,7 +313,9 @@ async fn read_whole(
             return Err((Outcome::Decode, format!("the answer is longer than {WHOLE_BODY_BYTES} bytes")));
         }
     }
-    seen.take_event(&body, clock.now_ns(), outgoing.first_chunk_threshold)
+    seen.take_event(&body, clock.now_ns(), outgoing.first_chunk_threshold)?;
+    seen.reads = seen.events.min(1);
+    Ok(())
 }
 
 impl Observed {
@@ -326,6 +336,9 @@ impl Observed {
         }
         if chunk.pieces.is_empty() {
             return Ok(());
+        }
+        if self.first_answer_ns.is_none() && chunk.pieces.iter().any(|piece| piece.is_answer) {
+            self.first_answer_ns = Some(now_ns);
         }
         for piece in &chunk.pieces {
             let into = if piece.is_answer { &mut self.text.answer } else { &mut self.text.other };

@@ -68,6 +68,7 @@ pub(super) fn stats_with_limit(
     stats.measured_request_rate = selection.per_second(completed_inside().count() as f64);
     stats.avg_input_tokens = mean(successes.iter().filter_map(|r| r.input_tokens).map(f64::from));
     stats.avg_output_tokens = mean(successes.iter().filter_map(|r| r.output_tokens).map(f64::from));
+    stats.avg_reasoning_tokens = mean(successes.iter().filter_map(|r| r.reasoning_tokens).map(f64::from));
     stats.error_rate = share(failures as f64, completions as f64);
     (stats, histograms)
 }

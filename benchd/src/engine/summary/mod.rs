@@ -8,6 +8,7 @@ mod hit_rate;
 mod latency;
 mod load;
 mod outcomes;
+mod stream;
 use proto::metric;
 use proto::record::{Phase, Record};
 use proto::report::{Benchmark, Report, SCHEMA_VERSION};
@@ -114,6 +115,7 @@ pub fn summarize(data: &RunData) -> Report {
         per_turn: latency::per_turn(&data.spec, &selection),
         load,
         hit_rate,
+        stream: stream::report(&selection),
         client,
         failures: outcomes::failures(&data.records),
         preparation: data.preparation.clone(),

@@ -131,10 +131,12 @@ fn answered(turn: u32, due_ns: i64) -> Record {
         cap_wait_ns: 0,
         sent_ns: Some(due_ns),
         first_token_ns: None,
+        first_answer_ns: None,
         first_chunk_ns: None,
         last_token_ns: None,
         completed_ns: None,
         events: 0,
+        reads: 0,
         gaps: Gaps::default(),
         event_tokens: None,
         outcome: Outcome::Ok,
@@ -145,6 +147,7 @@ fn answered(turn: u32, due_ns: i64) -> Record {
         input_tokens_source: Some(TokenSource::Usage),
         output_tokens: None,
         output_tokens_source: Some(TokenSource::Usage),
+        reasoning_tokens: None,
         cached_tokens: Some(planned.cached),
         expected_cached_tokens: Some(planned.cached),
         reply_tokens: None,
@@ -168,8 +171,10 @@ fn with_events(mut record: Record, first_ns: i64, gaps_ms: &[i64]) -> Record {
         record.gaps.push((gap * MS).unsigned_abs());
     }
     record.events = u32::try_from(arrivals.len()).unwrap();
+    record.reads = record.events;
     record.output_tokens = Some(record.events);
     record.first_token_ns = Some(first_ns);
+    record.first_answer_ns = Some(first_ns);
     record.first_chunk_ns = arrivals.get(2).copied();
     record.last_token_ns = arrivals.last().copied();
     record.completed_ns = record.last_token_ns;
@@ -204,10 +209,12 @@ fn refused(due_ns: i64) -> Record {
 fn without_answer(record: Record) -> Record {
     Record {
         first_token_ns: None,
+        first_answer_ns: None,
         first_chunk_ns: None,
         last_token_ns: None,
         completed_ns: None,
         events: 0,
+        reads: 0,
         gaps: Gaps::default(),
         input_tokens: None,
         input_tokens_source: None,

@@ -412,3 +412,31 @@ fn pools_beyond_the_exact_limit_are_a_histograms_and_marked() {
     }
     assert_eq!(rough.dists[&Metric::Ttft], exact.dists[&Metric::Ttft], "latencies are few, and exact");
 }
+
+#[test]
+fn replies_that_arrive_in_bursts_are_told_from_those_of_several_tokens_an_event() {
+    // Ten events of one token, 10 ms apart, each read alone.
+    let steady = summarize(&run(vec![answered(1, S), answered(2, S)])).stream;
+    assert_eq!((steady.tokens_per_event, steady.events_per_read), (Some(1.0), Some(1.0)));
+    assert_eq!((steady.burst_share, steady.is_bursty), (Some(0.0), false));
+
+    let with_tokens = |tokens| Record { output_tokens: Some(tokens), ..answered(1, S) };
+    let speculative = summarize(&run(vec![with_tokens(25), with_tokens(15)])).stream;
+    assert_eq!((speculative.tokens_per_event, speculative.is_bursty), (Some(2.0), false));
+
+    let first_ns = S + 100 * MS;
+    let in_bursts = with_events(answered(1, S), first_ns, &[0, 0, 0, 40, 0, 0, 0, 40, 0]);
+    let bursty = summarize(&run(vec![Record { reads: 4, ..in_bursts }])).stream;
+    assert_eq!((bursty.events_per_read, bursty.is_bursty), (Some(2.5), true));
+    assert!((bursty.burst_share.unwrap() - 7.0 / 9.0).abs() < 1e-12);
+}
+
+#[test]
+fn time_to_the_answer_leaves_reasoning_out() {
+    let thought = Record { first_answer_ns: Some(S + 150 * MS), reasoning_tokens: Some(5), ..answered(1, S) };
+    let only_thought = Record { first_answer_ns: None, ..answered(2, S) };
+    let report = summarize(&run(vec![thought, only_thought]));
+    assert_eq!(dist(&report, Metric::Ttft).count, 2);
+    assert_eq!((dist(&report, Metric::Ttfo).count, dist(&report, Metric::Ttfo).avg), (1, Some(150.0)));
+    assert_eq!(report.stats.avg_reasoning_tokens, Some(5.0));
+}

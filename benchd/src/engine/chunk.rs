@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 /// What one event said.
@@ -39,6 +39,18 @@ pub struct Usage {
     pub reasoning_tokens: Option<u32>,
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: Option<u32>,
+}
+
+impl Usage {
+    /// What a later event told, and what only an earlier one did.
+    pub fn after(self, earlier: Usage) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens.or(earlier.prompt_tokens),
+            completion_tokens: self.completion_tokens.or(earlier.completion_tokens),
+            reasoning_tokens: self.reasoning_tokens.or(earlier.reasoning_tokens),
+            cached_tokens: self.cached_tokens.or(earlier.cached_tokens),
+        }
+    }
 }
 
 // serde borrows a `Cow` only as a direct field, not inside an `Option`.
@@ -97,9 +109,9 @@ struct WireFunction<'a> {
 
 #[derive(Deserialize)]
 struct WireUsage {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     prompt_tokens: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     completion_tokens: Option<u32>,
     #[serde(default)]
     prompt_tokens_details: Option<WireDetails>,
@@ -109,16 +121,24 @@ struct WireUsage {
 
 #[derive(Deserialize)]
 struct WireDetails {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     cached_tokens: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     reasoning_tokens: Option<u32>,
+}
+
+/// A count, however it is written; what is none is taken for absent, so that an odd usage does not fail a whole answer.
+fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    let whole = |x: f64| (x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&x)).then_some(x);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // whole, and within its bounds
+    Ok(value.as_f64().and_then(whole).map(|x| x as u32))
 }
 
 impl<'a> Chunk<'a> {
     /// Decodes an event's data, or the body of an answer that is no stream.
-    pub fn decode(json: &'a [u8]) -> Result<Self, serde_json::Error> {
-        let wire: WireChunk<'a> = serde_json::from_slice(json)?;
+    pub fn decode(json: &'a str) -> Result<Self, serde_json::Error> {
+        let wire: WireChunk<'a> = serde_json::from_str(json)?;
         let mut chunk = Chunk {
             usage: wire.usage.map(|u| Usage {
                 prompt_tokens: u.prompt_tokens,
@@ -131,7 +151,9 @@ impl<'a> Chunk<'a> {
         };
         for choice in wire.choices.into_iter().flatten() {
             if let Some(delta) = choice.delta.or(choice.message) {
-                chunk.take(delta.reasoning_content.or(delta.reasoning), false);
+                // Some servers send the same text under both names.
+                let reasoning = delta.reasoning_content.filter(|text| !text.0.is_empty());
+                chunk.take(reasoning.or(delta.reasoning), false);
                 chunk.take(delta.content, true);
                 chunk.take(delta.refusal, true);
                 for function in delta.tool_calls.into_iter().flatten().filter_map(|call| call.function) {
@@ -140,7 +162,10 @@ impl<'a> Chunk<'a> {
                 }
             }
             chunk.take(choice.text, true);
-            if let Some(Text(reason)) = choice.finish_reason {
+            // Some servers write an empty one where others write null.
+            if let Some(Text(reason)) = choice.finish_reason
+                && !reason.is_empty()
+            {
                 chunk.finish_reason = Some(reason);
             }
         }
@@ -174,7 +199,7 @@ mod tests {
     use super::*;
 
     fn texts(json: &str) -> Vec<(String, bool)> {
-        let chunk = Chunk::decode(json.as_bytes()).unwrap();
+        let chunk = Chunk::decode(json).unwrap();
         chunk.pieces.iter().map(|p| (p.text.to_string(), p.is_answer)).collect()
     }
 
@@ -207,20 +232,52 @@ mod tests {
     #[test]
     fn usage_and_finish_reason_are_read_wherever_they_stand() {
         let json = r#"{"choices":[{"delta":{},"finish_reason":"length"}],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}"#;
-        let chunk = Chunk::decode(json.as_bytes()).unwrap();
+        let chunk = Chunk::decode(json).unwrap();
         assert_eq!(chunk.finish_reason.as_deref(), Some("length"));
         let usage = chunk.usage.unwrap();
         assert_eq!(
             (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
             (Some(7), Some(3), Some(4))
         );
-        let bare = Chunk::decode(br#"{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}"#).unwrap();
+        let bare = Chunk::decode(r#"{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}"#).unwrap();
         assert_eq!(bare.usage.unwrap().cached_tokens, None);
     }
 
     #[test]
+    fn an_empty_finish_reason_is_none() {
+        let chunk = Chunk::decode(r#"{"choices":[{"delta":{"content":"a"},"finish_reason":""}]}"#).unwrap();
+        assert_eq!(chunk.finish_reason, None);
+    }
+
+    #[test]
+    fn reasoning_under_two_names_counts_once() {
+        let both = r#"{"choices":[{"delta":{"reasoning_content":"r","reasoning":"r"}}]}"#;
+        assert_eq!(texts(both), [("r".into(), false)]);
+        let second = r#"{"choices":[{"delta":{"reasoning_content":"","reasoning":"r"}}]}"#;
+        assert_eq!(texts(second), [("r".into(), false)]);
+    }
+
+    #[test]
+    fn a_count_that_is_none_is_absent_and_fails_nothing() {
+        for (json, tokens) in [
+            ("7", Some(7)),
+            ("7.0", Some(7)),
+            ("4294967295", Some(u32::MAX)),
+            ("4294967296", None),
+            ("-1", None),
+            ("7.5", None),
+            ("null", None),
+            (r#""7""#, None),
+            ("{}", None),
+        ] {
+            let json = format!(r#"{{"usage":{{"completion_tokens":{json}}}}}"#);
+            assert_eq!(Chunk::decode(&json).unwrap().usage.unwrap().completion_tokens, tokens, "{json}");
+        }
+    }
+
+    #[test]
     fn an_error_object_gives_its_message() {
-        let chunk = Chunk::decode(br#"{"error":{"message":"out of memory","code":500}}"#).unwrap();
+        let chunk = Chunk::decode(r#"{"error":{"message":"out of memory","code":500}}"#).unwrap();
         assert_eq!(chunk.error.as_deref(), Some("out of memory"));
         assert_eq!(error_text(r#"{"error":{"message":"m"}}"#), "m");
         assert_eq!(error_text("<html>"), "<html>");
@@ -230,7 +287,7 @@ mod tests {
     fn usage_tells_cached_and_reasoning_tokens() {
         let json = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5,"prompt_tokens_details":
             {"cached_tokens":4,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":3}}}"#;
-        let usage = Chunk::decode(json.as_bytes()).unwrap().usage.unwrap();
+        let usage = Chunk::decode(json).unwrap().usage.unwrap();
         assert_eq!((usage.prompt_tokens, usage.completion_tokens), (Some(9), Some(5)));
         assert_eq!((usage.cached_tokens, usage.reasoning_tokens), (Some(4), Some(3)));
     }

@@ -15,6 +15,8 @@ use crate::engine::sse::SseDecoder;
 
 /// Most bytes of an error's body that are read; the message lies at its beginning.
 const ERROR_BODY_BYTES: usize = 64 << 10;
+/// Most bytes of white space before a body that are read to learn its form.
+const BEGINNING: usize = 64 << 10;
 /// Longest answer that is no stream, in bytes.
 const WHOLE_BODY_BYTES: usize = 256 << 20;
 /// How long the end of a finished answer is awaited so that its connection can be used again.
@@ -117,25 +119,7 @@ pub async fn exchange(
     outgoing: &Outgoing,
     abort: &CancellationToken,
 ) -> (Observed, Tail) {
-    let mut seen = Observed {
-        sent_ns: clock.now_ns(),
-        first_token_ns: None,
-        first_answer_ns: None,
-        first_chunk_ns: None,
-        last_token_ns: None,
-        completed_ns: None,
-        events: 0,
-        reads: 0,
-        gaps: Gaps::with_capacity(outgoing.expected_events as usize),
-        text: Text::default(),
-        usage_steps: Vec::new(),
-        usage: None,
-        finish_reason: None,
-        outcome: Outcome::Aborted,
-        error: None,
-        new_connection: false,
-        resent: false,
-    };
+    let mut seen = Observed::new(clock.now_ns(), outgoing.expected_events);
     let deadline = tokio::time::Instant::from_std(clock.instant(seen.sent_ns)) + server.request_timeout;
     let ended = tokio::select! {
         biased;
@@ -184,26 +168,15 @@ async fn follow(
         let text = if text.is_empty() { format!("status {status} without a body") } else { text };
         return (end(Outcome::HttpStatus(status), Some(text)), None);
     }
-    let is_json = response
-        .headers()
-        .get("content-type")
-        .and_then(|v| v.to_str().ok())
-        .is_some_and(|v| v.trim_start().starts_with("application/json"));
-    let result = if is_json {
-        read_whole(response, clock, outgoing, seen).await.map(|()| None)
-    } else {
-        read_stream(response, clock, outgoing, seen).await
-    };
+    let result = read_answer(response, clock, outgoing, seen).await;
     match result {
-        Ok(tail) => (end(whole_outcome(seen), None), tail),
+        Ok(tail) if seen.is_empty() => {
+            let text = "the answer has neither content nor output tokens".to_owned();
+            (end(Outcome::Empty, Some(text)), tail)
+        }
+        Ok(tail) => (end(Outcome::Ok, None), tail),
         Err((outcome, text)) => (end(outcome, Some(text)), None),
     }
-}
-
-/// The outcome of an answer that ended as it should.
-fn whole_outcome(seen: &Observed) -> Outcome {
-    let has_tokens = seen.usage.and_then(|u| u.completion_tokens).is_some_and(|n| n > 0);
-    if seen.events == 0 && !has_tokens { Outcome::Empty } else { Outcome::Ok }
 }
 
 async fn send(
@@ -250,41 +223,138 @@ fn broken(error: reqwest::Error) -> Broken {
     (failure(&error, Stage::Body), chain(&error.without_url()))
 }
 
-async fn read_stream(
+/// What the beginning of a body shows it to be, whatever its headers say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Stream,
+    /// JSON, although a stream was asked for.
+    Whole,
+    /// A page for people, such as a gateway's.
+    Page,
+}
+
+const BOM: &[u8] = b"\xef\xbb\xbf";
+/// Names that a line of an event stream can begin with; a comment has none.
+const FIELDS: [&[u8]; 5] = [b":", b"data", b"event", b"id", b"retry"];
+
+impl Form {
+    /// Nothing while the beginning tells nothing yet.
+    fn of(beginning: &[u8], says_json: bool) -> Option<Form> {
+        let text = beginning.strip_prefix(BOM).unwrap_or(beginning).trim_ascii_start();
+        if BOM.starts_with(beginning) || text.is_empty() {
+            return None;
+        }
+        if says_json && FIELDS.iter().any(|name| name.len() > text.len() && name.starts_with(text)) {
+            return None;
+        }
+        Some(match text[0] {
+            b'{' => Form::Whole,
+            _ if says_json && !FIELDS.iter().any(|name| text.starts_with(name)) => Form::Whole,
+            b'<' => Form::Page,
+            _ => Form::Stream,
+        })
+    }
+
+    /// For a body that tells nothing.
+    fn by_header(says_json: bool) -> Form {
+        if says_json { Form::Whole } else { Form::Stream }
+    }
+}
+
+/// Reads a body to its end, or to `[DONE]`; then gives what is left of it.
+async fn read_answer(
     mut response: reqwest::Response,
     clock: &Clock,
     outgoing: &Outgoing,
     seen: &mut Observed,
 ) -> Result<Option<reqwest::Response>, Broken> {
-    let mut decoder = SseDecoder::new();
-    let mut is_done = false;
+    let says_json = response
+        .headers()
+        .get("content-type")
+        .and_then(|v| v.to_str().ok())
+        .is_some_and(|v| v.trim_start().starts_with("application/json"));
+    let mut first = Bytes::new();
+    let form = loop {
+        if let Some(form) = Form::of(&first, says_json) {
+            break form;
+        }
+        if first.len() > BEGINNING {
+            break Form::by_header(says_json);
+        }
+        match response.chunk().await.map_err(broken)? {
+            Some(bytes) if first.is_empty() => first = bytes,
+            Some(bytes) => first = [first, bytes].concat().into(),
+            None => break Form::by_header(says_json),
+        }
+    };
+    let first_ns = clock.now_ns();
+    match form {
+        Form::Whole => read_whole(response, first, clock, outgoing, seen).await.map(|()| None),
+        Form::Stream => read_stream(response, (first, first_ns), clock, outgoing, seen).await,
+        Form::Page => {
+            let text = format!("the answer is neither an event stream nor JSON: {}", beginning_of(&first));
+            Err((Outcome::Decode, text))
+        }
+    }
+}
+
+fn beginning_of(data: &[u8]) -> String {
+    String::from_utf8_lossy(&data[..data.len().min(320)]).chars().take(80).collect()
+}
+
+async fn read_stream(
+    mut response: reqwest::Response,
+    (mut bytes, mut now_ns): (Bytes, i64),
+    clock: &Clock,
+    outgoing: &Outgoing,
+    seen: &mut Observed,
+) -> Result<Option<reqwest::Response>, Broken> {
+    let mut intake = Intake::new(outgoing.first_chunk_threshold);
     loop {
-        let bytes = match response.chunk().await {
+        intake.take(&bytes, now_ns, seen)?;
+        if intake.is_done {
+            return Ok(Some(response));
+        }
+        bytes = match response.chunk().await {
             Ok(Some(bytes)) => bytes,
-            Ok(None) if is_done || seen.finish_reason.is_some() => return Ok(None),
-            Ok(None) => {
-                let text = "the stream ended with neither finish reason nor [DONE]".to_owned();
-                return Err((Outcome::Truncated, text));
-            }
+            Ok(None) => return intake.end(seen).map(|()| None),
             // The answer was whole; how its connection ended does not matter.
             Err(_) if seen.finish_reason.is_some() => return Ok(None),
             Err(error) => return Err(broken(error)),
         };
         // Stamp before decoding, so that parsing is not counted as latency.
-        let now_ns = clock.now_ns();
+        now_ns = clock.now_ns();
+    }
+}
+
+/// A stream on its way in: the bytes of each read → what is seen. No I/O.
+#[derive(Debug)]
+struct Intake {
+    decoder: SseDecoder,
+    first_chunk_threshold: u32,
+    /// `[DONE]` was read; what follows it is nothing.
+    is_done: bool,
+}
+
+impl Intake {
+    fn new(first_chunk_threshold: u32) -> Self {
+        Intake { decoder: SseDecoder::new(), first_chunk_threshold, is_done: false }
+    }
+
+    /// Takes the bytes of one read, which arrived at `now_ns`.
+    fn take(&mut self, bytes: &[u8], now_ns: i64, seen: &mut Observed) -> Result<(), Broken> {
+        let Intake { decoder, first_chunk_threshold, is_done } = self;
         let mut fault = None;
         let events_before = seen.events;
-        let fed = decoder.feed(&bytes, |data| {
-            if fault.is_some() || is_done {
-                return;
-            }
+        let fed = decoder.feed(bytes, |data| {
+            let data = data.trim_ascii();
             // Some gateways keep a connection alive with events that carry nothing.
-            if data.trim_ascii().is_empty() {
+            if fault.is_some() || *is_done || data.is_empty() {
                 return;
             }
             if data == b"[DONE]" {
-                is_done = true;
-            } else if let Err(error) = seen.take_event(data, now_ns, outgoing.first_chunk_threshold) {
+                *is_done = true;
+            } else if let Err(error) = seen.take_event(data, now_ns, *first_chunk_threshold) {
                 fault = Some(error);
             }
         });
@@ -292,44 +362,88 @@ async fn read_stream(
         if let Some(fault) = fault {
             return Err(fault);
         }
-        fed.map_err(|e| (Outcome::Decode, e.to_string()))?;
-        if is_done {
-            return Ok(Some(response));
+        // What follows an answer that was whole does not matter.
+        if *is_done { Ok(()) } else { fed.map_err(|e| (Outcome::Decode, e.to_string())) }
+    }
+
+    /// The body ended in order.
+    fn end(&self, seen: &Observed) -> Result<(), Broken> {
+        if self.is_done || seen.finish_reason.is_some() {
+            return Ok(());
         }
+        let text = "the stream ended with neither finish reason nor [DONE]".to_owned();
+        Err((Outcome::Truncated, text))
     }
 }
 
 /// An answer that is no stream, although one was asked for: everything arrives with its last byte.
 async fn read_whole(
     mut response: reqwest::Response,
+    first: Bytes,
     clock: &Clock,
     outgoing: &Outgoing,
     seen: &mut Observed,
 ) -> Result<(), Broken> {
-    let mut body = Vec::new();
+    let mut body = Vec::from(first);
     while let Some(bytes) = response.chunk().await.map_err(broken)? {
         body.extend_from_slice(&bytes);
         if body.len() > WHOLE_BODY_BYTES {
             return Err((Outcome::Decode, format!("the answer is longer than {WHOLE_BODY_BYTES} bytes")));
         }
     }
-    seen.take_event(&body, clock.now_ns(), outgoing.first_chunk_threshold)?;
-    seen.reads = seen.events.min(1);
-    Ok(())
+    seen.take_whole(&body, clock.now_ns(), outgoing.first_chunk_threshold)
 }
 
 impl Observed {
+    /// Nothing yet.
+    fn new(sent_ns: i64, expected_events: u32) -> Self {
+        Observed {
+            sent_ns,
+            first_token_ns: None,
+            first_answer_ns: None,
+            first_chunk_ns: None,
+            last_token_ns: None,
+            completed_ns: None,
+            events: 0,
+            reads: 0,
+            gaps: Gaps::with_capacity(expected_events as usize),
+            text: Text::default(),
+            usage_steps: Vec::new(),
+            usage: None,
+            finish_reason: None,
+            outcome: Outcome::Aborted,
+            error: None,
+            new_connection: false,
+            resent: false,
+        }
+    }
+
+    /// Neither content nor output tokens.
+    fn is_empty(&self) -> bool {
+        let has_tokens = self.usage.and_then(|u| u.completion_tokens).is_some_and(|n| n > 0);
+        self.events == 0 && !has_tokens
+    }
+
+    /// Takes an answer that is no stream.
+    fn take_whole(&mut self, body: &[u8], now_ns: i64, first_chunk_threshold: u32) -> Result<(), Broken> {
+        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+        self.take_event(body, now_ns, first_chunk_threshold)?;
+        self.reads = self.events.min(1);
+        Ok(())
+    }
+
     /// Takes one event that arrived at `now_ns`.
     fn take_event(&mut self, data: &[u8], now_ns: i64, first_chunk_threshold: u32) -> Result<(), Broken> {
-        let chunk = Chunk::decode(data).map_err(|e| {
-            let beginning: String = String::from_utf8_lossy(data).chars().take(80).collect();
-            (Outcome::Decode, format!("an event is no completion chunk ({e}): {beginning}"))
+        // As in browsers, bytes that are no UTF-8 become replacement characters.
+        let text = String::from_utf8_lossy(data);
+        let chunk = Chunk::decode(&text).map_err(|e| {
+            (Outcome::Decode, format!("an event is no completion chunk ({e}): {}", beginning_of(data)))
         })?;
         if let Some(error) = chunk.error {
             return Err((Outcome::StreamError, error));
         }
-        if chunk.usage.is_some() {
-            self.usage = chunk.usage;
+        if let Some(usage) = chunk.usage {
+            self.usage = Some(usage.after(self.usage.unwrap_or_default()));
         }
         if let Some(reason) = chunk.finish_reason {
             self.finish_reason = Some(reason.into());
@@ -416,3 +530,6 @@ fn failure(error: &reqwest::Error, stage: Stage) -> Outcome {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -153,7 +153,100 @@ mod tests {
         assert!(refused);
     }
 
+    /// A line of a stream, and what it adds to the data of its event.
+    fn line() -> impl Strategy<Value = (String, Option<String>)> {
+        // Text of one line, with characters of one to four bytes.
+        let text = "[a-z{}\": é€😀]{0,12}";
+        prop_oneof![
+            4 => text.prop_map(|text| (format!("data: {text}"), Some(text))),
+            // The space after the colon belongs to the form, not to the data.
+            2 => "[a-z{}é€😀][a-z é€😀]{0,8}".prop_map(|text| (format!("data:{text}"), Some(text))),
+            1 => Just(("data".to_owned(), Some(String::new()))),
+            1 => text.prop_map(|text| (format!(":{text}"), None)),
+            1 => text.prop_map(|text| (format!("event: {text}"), None)),
+            1 => Just(("id: 7".to_owned(), None)),
+            1 => Just(("retry: 1000".to_owned(), None)),
+            1 => Just(("database: x".to_owned(), None)),
+            1 => Just((" data: x".to_owned(), None)),
+        ]
+    }
+
+    /// A stream, and its events.
+    fn stream() -> impl Strategy<Value = (Vec<u8>, Vec<String>)> {
+        let event = proptest::collection::vec(line(), 0..5);
+        let ends = proptest::collection::vec(prop_oneof![Just("\n"), Just("\r\n"), Just("\r")], 1..8);
+        (proptest::collection::vec(event, 0..8), ends, any::<bool>(), any::<bool>()).prop_map(
+            |(events, ends, has_mark, is_cut)| {
+                let mut text = if has_mark { "\u{feff}".to_owned() } else { String::new() };
+                let mut expected = Vec::new();
+                // A CR and the LF of the next, empty line would be one line end.
+                let mut ends = ends.iter().cycle();
+                let mut put = |line: &str| {
+                    text.push_str(line);
+                    let end = *ends.next().unwrap();
+                    text.push_str(if line.is_empty() && text.ends_with('\r') && end == "\n" {
+                        "\r"
+                    } else {
+                        end
+                    });
+                };
+                for lines in &events {
+                    lines.iter().for_each(|(line, _)| put(line));
+                    put("");
+                    let data: Vec<&str> = lines.iter().filter_map(|(_, data)| data.as_deref()).collect();
+                    if !data.is_empty() {
+                        expected.push(data.join("\n"));
+                    }
+                }
+                // An event whose blank line never came is none.
+                if is_cut {
+                    put("data: cut");
+                }
+                (text.into_bytes(), expected)
+            },
+        )
+    }
+
+    fn cut<'a>(stream: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
+        let mut at: Vec<usize> = cuts.iter().map(|c| c.index(stream.len() + 1)).collect();
+        at.push(0);
+        at.push(stream.len());
+        at.sort_unstable();
+        at.windows(2).map(|w| &stream[w[0]..w[1]]).collect()
+    }
+
     proptest! {
+        #[test]
+        fn a_stream_gives_the_events_that_it_was_made_of_however_it_is_cut(
+            (stream, events) in stream(),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..20),
+        ) {
+            prop_assert_eq!(&decode(&[&stream]), &events);
+            prop_assert_eq!(&decode(&cut(&stream, &cuts)), &events);
+            prop_assert_eq!(&decode(&stream.chunks(1).collect::<Vec<_>>()), &events);
+        }
+
+        #[test]
+        fn any_bytes_give_the_same_events_however_they_are_cut(
+            stream in proptest::collection::vec(
+                prop_oneof![
+                    4 => prop::sample::select(b"\r\n\n:dat \xef\xbb\xbf".to_vec()), 1 => any::<u8>(),
+                ],
+                0..200,
+            ),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..20),
+        ) {
+            let events = |pieces: &[&[u8]]| {
+                let mut decoder = SseDecoder::new();
+                let mut events: Vec<Vec<u8>> = Vec::new();
+                pieces.iter().for_each(|piece| decoder.feed(piece, |data| events.push(data.to_vec())).unwrap());
+                events
+            };
+            let whole = events(&[&stream]);
+            prop_assert_eq!(&events(&cut(&stream, &cuts)), &whole);
+            prop_assert_eq!(&events(&stream.chunks(1).collect::<Vec<_>>()), &whole);
+        }
+
         #[test]
         fn any_chunking_gives_the_same_events(
             pieces in proptest::collection::vec(
@@ -167,12 +260,7 @@ mod tests {
         ) {
             let stream = pieces.concat().into_bytes();
             let whole = decode(&[&stream]);
-            let mut at: Vec<usize> = cuts.iter().map(|c| c.index(stream.len() + 1)).collect();
-            at.push(0);
-            at.push(stream.len());
-            at.sort_unstable();
-            let chunks: Vec<&[u8]> = at.windows(2).map(|w| &stream[w[0]..w[1]]).collect();
-            prop_assert_eq!(decode(&chunks), whole.clone());
+            prop_assert_eq!(decode(&cut(&stream, &cuts)), whole.clone());
             let bytes: Vec<&[u8]> = stream.chunks(1).collect();
             prop_assert_eq!(decode(&bytes), whole);
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use proto::interval::{Interval, Intervals};
 use proto::metric::{Dist, Metric};
 use proto::plan::{Arrival, Load};
 use proto::report::{
@@ -52,6 +53,14 @@ pub(crate) fn report() -> Report {
         stats.dists.insert(metric, dist(middle, count));
     }
     stats.dists.insert(Metric::CapWait, Dist::of(vec![0.0; 376]));
+    for (metric, middle) in [(Metric::Ttft, 23.1), (Metric::Tpot, 5.25), (Metric::Latency, 185.9)] {
+        let around =
+            |ratio: f64| Some(Interval { low: middle * ratio * 0.995, high: middle * ratio * 1.005 });
+        // Where one is short of requests for the highest percentile.
+        let p99 = around(1.047).filter(|_| metric == Metric::Tpot);
+        let (p90, p95) = (around(1.038), around(1.043));
+        stats.intervals.insert(metric, Intervals { avg: around(1.0), p50: around(1.0), p90, p95, p99 });
+    }
     serde_json::from_value(json!({
         "schema_version": 1,
         "verdict": { "trust": "valid", "reasons": [] },
@@ -161,6 +170,7 @@ pub(crate) fn troubled_report() -> Report {
     r.stats.dists.insert(Metric::CapWait, dist(40.0, 376));
     r.stats.dists.insert(Metric::Fc, Dist::default());
     r.stats.dists.insert(Metric::Latency, dist(12_345.6, 1500));
+    r.stats.intervals.values_mut().for_each(|i| *i = Intervals::default());
     r.load.planned_slots = Some(1003);
     r.load.asked_rate_per_s = Some(50.0);
     r.load.planned_rate_per_s = Some(50.2);

@@ -108,6 +108,7 @@ fn a_file_with_a_value_of_the_wrong_type_is_not_valid() {
         "/benchmark/duration_s",
         "/stats/p99_ttft_ms",
         "/stats/count_itl",
+        "/stats/ci95_low_avg_ttft_ms",
         "/per_turn/1/avg_latency_ms",
         "/load/turn_mix/0/sent",
         "/hit_rate/planned",
@@ -184,7 +185,8 @@ const LATENCIES: &str =
 #[test]
 fn a_saved_file_has_these_names() {
     let stats = format!(
-        "{{avg,p50,p90,p95,p99,max}}_{LATENCIES}_ms count_{LATENCIES} throughput_tok_s input_throughput_tok_s \
+        "{{avg,p50,p90,p95,p99,max}}_{LATENCIES}_ms count_{LATENCIES} \
+         ci95_{{low,high}}_{{avg,p50,p90,p95,p99}}_{{ttft,tpot,latency}}_ms throughput_tok_s input_throughput_tok_s \
          measured_request_rate avg_input_tokens avg_output_tokens avg_reasoning_tokens error_rate"
     );
     let row = "session_id turn phase outcome http_status error due_ms sent_ms start_time_ms completed_ms cap_wait_ms \

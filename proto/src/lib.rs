@@ -32,6 +32,7 @@
 //! monotonic clock; wall-clock time appears where a name says `epoch`. Absent values are `null`, never 0.
 
 pub mod gaps;
+pub mod interval;
 pub mod metric;
 pub mod plan;
 pub mod record;

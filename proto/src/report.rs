@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::interval::{Interval, Intervals};
 use crate::metric::{Dist, Metric};
 use crate::plan::Load;
 use crate::spec::{Spec, TemplateCost};
@@ -113,6 +114,8 @@ pub struct Benchmark {
 pub struct Stats {
     /// `{avg,p50,p90,p95,p99,max}_<metric>_ms` and `count_<metric>`.
     pub dists: BTreeMap<Metric, Dist>,
+    /// 95 % confidence intervals of [`INTERVAL_METRICS`], as `ci95_{low,high}_{avg,p50,p90,p95,p99}_<metric>_ms`.
+    pub intervals: BTreeMap<Metric, Intervals>,
     /// Output tokens that arrived inside the measured part / its length.
     pub throughput_tok_s: Option<f64>,
     /// Prompt tokens of requests that completed inside it / its length.
@@ -145,6 +148,9 @@ pub struct TurnStats {
     /// Of TTFT, FC, TPOT, ITL and latency; written as `{avg,p50,p99}_<metric>_ms`.
     pub dists: BTreeMap<Metric, Dist>,
 }
+
+/// The metrics of [`Stats`] that have confidence intervals.
+pub const INTERVAL_METRICS: [Metric; 3] = [Metric::Ttft, Metric::Tpot, Metric::Latency];
 
 /// The metrics of [`TurnStats`].
 pub const TURN_METRICS: [Metric; 5] = [Metric::Ttft, Metric::Fc, Metric::Tpot, Metric::Itl, Metric::Latency];
@@ -495,11 +501,50 @@ fn read_dists(from: &Map<String, Value>, stats: &[&str]) -> BTreeMap<Metric, Dis
     dists
 }
 
+fn interval_fields(intervals: &mut Intervals) -> [(&'static str, &mut Option<Interval>); 5] {
+    let Intervals { avg, p50, p90, p95, p99 } = intervals;
+    [("avg", avg), ("p50", p50), ("p90", p90), ("p95", p95), ("p99", p99)]
+}
+
+fn end_names(stat: &str, metric: Metric) -> (String, String) {
+    let name = metric.name();
+    (format!("ci95_low_{stat}_{name}_ms"), format!("ci95_high_{stat}_{name}_ms"))
+}
+
+fn write_intervals(out: &mut Map<String, Value>, metric: Metric, mut intervals: Intervals) {
+    for (stat, interval) in interval_fields(&mut intervals) {
+        let (low, high) = end_names(stat, metric);
+        out.insert(low, interval.map(|i| i.low).into());
+        out.insert(high, interval.map(|i| i.high).into());
+    }
+}
+
+/// Files of older versions have no intervals at all.
+fn read_intervals(from: &Map<String, Value>) -> BTreeMap<Metric, Intervals> {
+    let mut all = BTreeMap::new();
+    for metric in Metric::ALL {
+        if !from.contains_key(&end_names("avg", metric).0) {
+            continue;
+        }
+        let mut intervals = Intervals::default();
+        for (stat, interval) in interval_fields(&mut intervals) {
+            let (low, high) = end_names(stat, metric);
+            let end = |name: &str| from.get(name).and_then(Value::as_f64);
+            *interval = end(&low).zip(end(&high)).map(|(low, high)| Interval { low, high });
+        }
+        all.insert(metric, intervals);
+    }
+    all
+}
+
 impl From<Stats> for Map<String, Value> {
     fn from(stats: Stats) -> Self {
         let mut out = Map::new();
         for (metric, dist) in &stats.dists {
             write_dist(&mut out, *metric, dist, &ALL_STATS);
+        }
+        for (metric, intervals) in &stats.intervals {
+            write_intervals(&mut out, *metric, *intervals);
         }
         out.insert("throughput_tok_s".into(), stats.throughput_tok_s.into());
         out.insert("input_throughput_tok_s".into(), stats.input_throughput_tok_s.into());
@@ -522,6 +567,7 @@ impl TryFrom<Map<String, Value>> for Stats {
         let float = |name: &str| from.get(name).and_then(Value::as_f64);
         Ok(Stats {
             dists: read_dists(&from, &ALL_STATS),
+            intervals: read_intervals(&from),
             throughput_tok_s: float("throughput_tok_s"),
             input_throughput_tok_s: float("input_throughput_tok_s"),
             measured_request_rate: float("measured_request_rate"),
@@ -574,9 +620,15 @@ mod tests {
         let mut stats = Stats { throughput_tok_s: Some(12.5), ..Stats::default() };
         stats.dists.insert(Metric::Ttft, Dist::of(vec![1.0, 2.0, 3.0]));
         stats.dists.insert(Metric::Fc, Dist::default());
+        let avg = Some(Interval { low: 1.5, high: 2.75 });
+        stats.intervals.insert(Metric::Ttft, Intervals { avg, ..Intervals::default() });
         let text = serde_json::to_string(&stats).unwrap();
         assert!(text.contains(r#""p50_ttft_ms":2.0"#) && text.contains(r#""count_fc":0"#), "{text}");
         assert!(text.contains(r#""avg_fc_ms":null"#), "missing is null, never 0: {text}");
+        let ends = r#""ci95_low_avg_ttft_ms":1.5,"ci95_high_avg_ttft_ms":2.75,"ci95_low_p50_ttft_ms":null"#;
+        for field in ends.split(',') {
+            assert!(text.contains(field), "{field}: {text}");
+        }
         assert_eq!(serde_json::from_str::<Stats>(&text).unwrap(), stats);
     }
 }

@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
+use proto::interval::Interval;
 use proto::metric::{Dist, Metric};
 use proto::report::{MIN_VALUES_ABOVE, Report, TurnStats};
 
-use super::table::{Table, count, decimal, ms, percent, shown};
+use super::table::{MISSING, Table, count, decimal, ms, percent, shown};
 
 /// Rows of the table of all requests, in its order.
 const ROWS: [Metric; 12] = [
@@ -43,7 +44,8 @@ pub(super) fn latencies(report: &Report, out: &mut impl Write) -> io::Result<()>
     }
     table.write(out)?;
     footnote(marks, out)?;
-    streams(report, out)
+    streams(report, out)?;
+    intervals(report, out)
 }
 
 /// Says how replies arrived where it is not one token at a time.
@@ -67,6 +69,38 @@ fn streams(report: &Report, out: &mut impl Write) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Writes the confidence intervals; in files of older versions there are none.
+fn intervals(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let intervals = &report.stats.intervals;
+    let rows: Vec<[Option<Interval>; 5]> =
+        intervals.values().map(|i| [i.avg, i.p50, i.p90, i.p95, i.p99]).collect();
+    let cells = || rows.iter().flatten();
+    if cells().count() == 0 {
+        return Ok(());
+    }
+    if cells().all(Option::is_none) {
+        return writeln!(out, "95 % intervals: none, the run has too few independent requests");
+    }
+    writeln!(out, "95 % intervals (ms)")?;
+    let mut table = Table::new(1, &["", "avg", "p50", "p90", "p95", "p99"]);
+    for (metric, row) in intervals.keys().zip(&rows) {
+        let label = label(*metric, report.first_chunk_threshold);
+        table.row(std::iter::once(label).chain(row.iter().map(|interval| ends(*interval))));
+    }
+    table.write(out)?;
+    if cells().any(Option::is_none) {
+        writeln!(out, "  {MISSING} too few independent requests for one")?;
+    }
+    Ok(())
+}
+
+fn ends(interval: Option<Interval>) -> String {
+    match interval {
+        Some(Interval { low, high }) => format!("{}–{}", ms(Some(low)), ms(Some(high))),
+        None => MISSING.to_owned(),
+    }
 }
 
 /// What says nothing beside its neighbour: chunks where they are tokens, waits under no cap.

@@ -6,9 +6,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
+use proto::interval::Intervals;
 use proto::metric::{self, Dist, Metric};
 use proto::record::Record;
-use proto::report::{Stats, TURN_METRICS, TurnStats};
+use proto::report::{INTERVAL_METRICS, Stats, TURN_METRICS, TurnStats};
 use proto::spec::Spec;
 
 use super::{Selection, mean, share};
@@ -56,6 +57,12 @@ pub(super) fn stats_with_limit(
         if let Some(text) = histogram.text() {
             histograms.insert(format!("{}_us", metric.name()), text);
         }
+    }
+    let mut in_order = successes.clone();
+    in_order.sort_by_key(|r| r.due_ns);
+    for metric in INTERVAL_METRICS {
+        let values: Vec<f64> = in_order.iter().filter_map(|r| metric.of(r)).collect();
+        stats.intervals.insert(metric, Intervals::of(&values));
     }
     let completions = selection.records.iter().filter(|r| r.outcome.is_completion()).count();
     let failures = selection.records.iter().filter(|r| r.outcome.is_failure()).count();

@@ -141,6 +141,9 @@ pub struct TargetArgs {
     /// Seconds to wait for a server that is not there yet or still loading [default: 0]
     #[arg(long, value_name = "S", value_parser = number, allow_negative_numbers = true)]
     pub ready_timeout: Option<f64>,
+    /// The server's own metrics, in Prometheus' text format; `off`: ask for none [default: /metrics beside the API]
+    #[arg(long, value_name = "URL")]
+    pub metrics_url: Option<String>,
 }
 
 /// The shape of the conversations.

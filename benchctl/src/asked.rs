@@ -167,6 +167,7 @@ fn target(
             insecure: args.insecure,
             request_timeout_s: args.request_timeout.unwrap_or(plan::DEFAULT_REQUEST_TIMEOUT_S),
             ready_timeout_s: args.ready_timeout.unwrap_or(0.0),
+            metrics_url: args.metrics_url.clone(),
         },
         secrets: secrets::gather(from_args, user_info.as_deref(), args.api_key_file.as_deref(), variable)?,
         sim,
@@ -295,7 +296,8 @@ pub fn in_flags(text: &str) -> String {
         | "num_requests"
         | "num_workers"
         | "max_concurrency"
-        | "max_in_flight" => field,
+        | "max_in_flight"
+        | "metrics_url" => field,
         "request_rate_per_s" => "request_rate",
         _ => match field.strip_suffix("_s") {
             Some(name) if !name.is_empty() => name,
@@ -394,6 +396,7 @@ mod tests {
             ("--concurrency 1 --num-sessions 9 --hit-rate 1.2", "--hit-rate must be from 0 to 1, got 1.2"),
             ("--concurrency 1 --num-sessions 9 --think-time -1", "--think-time must be from 0 to"),
             ("--concurrency 1 --num-sessions 9 --request-timeout 0", "--request-timeout must be above 0"),
+            ("--concurrency 1 --num-sessions 9 --metrics-url on", "--metrics-url must start with http://"),
         ] {
             let got = refused(line);
             assert!(got.starts_with(want), "{line}: {got}");

@@ -6,8 +6,8 @@ use proto::interval::{Interval, Intervals};
 use proto::metric::{Dist, Metric};
 use proto::plan::{Arrival, Load};
 use proto::report::{
-    Benchmark, Failures, Reason, ReasonKind, Report, SmokeReport, Stats, TURN_METRICS, Trust, TurnShare,
-    TurnStats, Verdict, WaitDist,
+    Benchmark, Failures, Reason, ReasonKind, Report, ServerReport, SmokeReport, Stats, TURN_METRICS, Trust,
+    TurnShare, TurnStats, Verdict, WaitDist,
 };
 use serde_json::json;
 
@@ -108,6 +108,24 @@ pub(crate) fn report() -> Report {
             "planned": 0.6004, "planned_by_blocks": 0.5874, "expected": 0.6004,
             "expected_by_blocks": 0.5874, "reported": 0.5871,
             "reported_missing": null, "reported_requests": 376, "first_turn_unexpected": 0.0,
+            "counted": 0.5868, "counted_missing": null, "counted_from_ms": 712.4, "counted_to_ms": 10_001.2,
+            "counted_whole_run": 0.5712, "reported_whole_run": 0.5712,
+        },
+        "server": {
+            "metrics_url": "http://127.0.0.1:40001/metrics", "kind": "vllm", "missing": null, "scrapes": 12,
+            "failed_scrapes": 0, "last_failure": null,
+            "window": {
+                "from_ms": 712.4, "to_ms": 10_001.2, "prompt_tokens": 190_000, "generation_tokens": 12_100,
+                "cache_queries": 190_000, "cache_hits": 111_492, "ttft_count": 379, "avg_ttft_ms": 21.874,
+                "samples": 11, "running": { "mean": 7.91, "max": 8.0 }, "waiting": { "mean": 0.182, "max": 2.0 },
+                "kv_cache_usage": { "mean": 0.0412, "max": 0.0533 },
+                "client_ttft_count": 379, "client_avg_ttft_ms": 22.341,
+            },
+            "whole_run": {
+                "from_ms": -12.5, "to_ms": 10_001.2, "prompt_tokens": 202_000, "generation_tokens": 12_900,
+                "cache_queries": 202_000, "cache_hits": 115_382, "ttft_count": 404, "avg_ttft_ms": 21.9,
+            },
+            "own_prompt_tokens": 202_000, "own_cached_tokens": 115_382,
         },
         "stream": { "tokens_per_event": 1.0, "events_per_read": 1.0, "burst_share": 0.0, "is_bursty": false },
         "client": {
@@ -189,6 +207,13 @@ pub(crate) fn troubled_report() -> Report {
     r.hit_rate.reported_missing = Some("usage has no cached tokens".into());
     r.hit_rate.reported_requests = 0;
     r.hit_rate.first_turn_unexpected = Some(0.021);
+    r.hit_rate.counted = None;
+    r.hit_rate.counted_missing =
+        Some("the server's counters went back: it was restarted during the run".into());
+    if let Some(server) = &mut r.server {
+        server.failed_scrapes = 2;
+        server.last_failure = Some("http://127.0.0.1:40001/metrics answers with status 503".into());
+    }
     r.failures.total = 12;
     r.failures.kinds[0].count = 12;
     r.failures.kinds[0].rate = 0.0309;
@@ -230,6 +255,10 @@ pub(crate) fn empty_report() -> Report {
     r.hit_rate.expected_by_blocks = None;
     r.hit_rate.reported = None;
     r.hit_rate.reported_missing = Some("no request succeeded".into());
+    let why = "http://127.0.0.1:40001/metrics answers with status 404";
+    r.hit_rate.counted = None;
+    r.hit_rate.counted_missing = Some(why.into());
+    r.server = Some(ServerReport { missing: Some(why.into()), ..ServerReport::default() });
     r
 }
 

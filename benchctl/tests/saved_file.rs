@@ -112,6 +112,8 @@ fn a_file_with_a_value_of_the_wrong_type_is_not_valid() {
         "/per_turn/1/avg_latency_ms",
         "/load/turn_mix/0/sent",
         "/hit_rate/planned",
+        "/server/window/ttft_count",
+        "/server_samples/0/at_ms",
         "/failures/total",
         "/preparation/template/first_turn_tokens",
         "/environment/cpus",
@@ -197,12 +199,14 @@ fn a_saved_file_has_these_names() {
                 achieved_isl planned_osl achieved_osl exact_prompts residuals uncounted_prompts turn_mix \
                 sessions_{started,completed,failed,beyond_plan,cut_short} ready_wait_ms mean_in_flight peak_in_flight \
                 in_flight_growth_per_s prompt_supply_dry new_connections resent";
+    let change =
+        "from_ms to_ms prompt_tokens generation_tokens cache_queries cache_hits ttft_count avg_ttft_ms";
     let config = "url model tokenizer tokenizer_sha256 mode seed request_timeout_s drain_timeout_s";
     for (place, want) in [
         (
             "",
             "schema_version verdict config spec first_chunk_threshold benchmark stats per_turn load hit_rate stream client failures \
-             preparation histograms environment raw_metrics",
+             preparation histograms environment server server_samples raw_metrics",
         ),
         ("/verdict", "trust reasons"),
         (
@@ -229,7 +233,9 @@ fn a_saved_file_has_these_names() {
         ("/load/ready_wait_ms", "count avg p99"),
         (
             "/hit_rate",
-            "planned planned_by_blocks expected expected_by_blocks reported reported_missing reported_requests first_turn_unexpected",
+            "planned planned_by_blocks expected expected_by_blocks reported reported_missing reported_requests \
+             first_turn_unexpected counted counted_missing counted_from_ms counted_to_ms counted_whole_run \
+             reported_whole_run",
         ),
         ("/failures", "total kinds"),
         ("/preparation", "dropped_parameters template calibration notices"),
@@ -237,6 +243,22 @@ fn a_saved_file_has_these_names() {
         (
             "/preparation/calibration/0",
             "purpose turns with_system content_tokens prompt_tokens cached_tokens status",
+        ),
+        (
+            "/server",
+            "metrics_url kind missing scrapes failed_scrapes last_failure window whole_run own_prompt_tokens \
+             own_cached_tokens",
+        ),
+        ("/server/whole_run", change),
+        (
+            "/server/window",
+            &format!("{change} samples running waiting kv_cache_usage client_ttft_count client_avg_ttft_ms"),
+        ),
+        ("/server/window/running", "mean max"),
+        (
+            "/server_samples/0",
+            "at_ms running waiting kv_cache_usage prompt_tokens generation_tokens cache_queries cache_hits ttft_count \
+             ttft_sum_s",
         ),
         ("/histograms", &format!("{LATENCIES}_us")),
         (

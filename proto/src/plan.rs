@@ -18,6 +18,8 @@ pub const DEFAULT_REQUEST_TIMEOUT_S: f64 = 300.0;
 pub const DEFAULT_DRAIN_TIMEOUT_S: f64 = 60.0;
 /// Requests in flight above which an open loop refuses slots, when not given.
 pub const DEFAULT_MAX_IN_FLIGHT: u32 = 10_000;
+/// The `metrics_url` that switches the server's metrics off.
+pub const METRICS_OFF: &str = "off";
 /// Longest prompt or reply, in tokens, that a plan may ask for.
 pub const MAX_TOKENS: u32 = 10_000_000;
 /// Most turns that a session may have.
@@ -83,6 +85,10 @@ pub struct Target {
     /// Seconds to wait for a server that is not there yet, or still loading; 0: do not wait.
     #[serde(default)]
     pub ready_timeout_s: f64,
+    /// Where the server's own metrics are, in Prometheus' text format; [`METRICS_OFF`]: ask for none; absent:
+    /// `/metrics` beside the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics_url: Option<String>,
 }
 
 /// The shape of the conversations, in the user's terms; the solver derives the rest ([`crate::spec::Spec`]).
@@ -232,6 +238,16 @@ impl Target {
                 "the URL must start with http:// or https://, got {:?}; for example http://localhost:8000",
                 self.url
             ));
+        }
+        if let Some(url) = self.metrics_url.as_deref().filter(|url| *url != METRICS_OFF) {
+            let Some((_, rest)) = url.split_once("://").filter(|(s, _)| ["http", "https"].contains(s)) else {
+                return Err(format!(
+                    "metrics_url must start with http:// or https://, or be {METRICS_OFF}, got {url:?}"
+                ));
+            };
+            if rest.split(['/', '?', '#']).next().is_some_and(|host| host.contains('@')) {
+                return Err("metrics_url must not hold user info".to_owned());
+            }
         }
         seconds_above_zero("request_timeout_s", self.request_timeout_s)?;
         seconds("ready_timeout_s", self.ready_timeout_s)
@@ -402,6 +418,21 @@ mod tests {
     fn a_closed_loop_without_an_end_is_refused() {
         let load: Load = serde_json::from_str(r#"{"mode":"closed","concurrency":4}"#).unwrap();
         assert!(load.validate().unwrap_err().contains("--num-sessions"));
+    }
+
+    #[test]
+    fn the_metrics_url_is_one_or_off() {
+        let target = |metrics_url: &str| -> Target {
+            serde_json::from_value(serde_json::json!({"url": "http://h", "metrics_url": metrics_url}))
+                .unwrap()
+        };
+        for good in ["off", "http://h:9/metrics", "https://h/x?a=b@c"] {
+            assert_eq!(target(good).validate(), Ok(()));
+        }
+        for bad in ["", "on", "h/metrics", "ftp://h", "http://me:secret@h/metrics"] {
+            let refused = target(bad).validate().unwrap_err();
+            assert!(refused.starts_with("metrics_url must") && !refused.contains("secret"), "{refused}");
+        }
     }
 
     #[test]

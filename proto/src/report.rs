@@ -54,6 +54,12 @@ pub struct Report {
     pub histograms: BTreeMap<String, String>,
     /// Where and by what the run was made.
     pub environment: Environment,
+    /// What the server's own metrics say; absent in files of versions that did not ask for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerReport>,
+    /// Its metrics about once a second, from before the first request to after the last answer.
+    #[serde(default)]
+    pub server_samples: Vec<ServerSample>,
 }
 
 /// The run's configuration.
@@ -258,6 +264,138 @@ pub struct HitRates {
     /// Reported cached tokens of first turns beyond the shared part / prompt tokens of first turns: above 1 %,
     /// the server already held these prompts.
     pub first_turn_unexpected: Option<f64>,
+    /// By the server's own counters: found / looked up in the prefix cache between two scrapes, the first at or after
+    /// the start of the measured part, the last after its last request completed.
+    #[serde(default)]
+    pub counted: Option<f64>,
+    /// Why `counted` is absent.
+    #[serde(default)]
+    pub counted_missing: Option<String>,
+    /// Instant of the first scrape of `counted`, from the run's origin.
+    #[serde(default)]
+    pub counted_from_ms: Option<f64>,
+    /// Instant of the last scrape of `counted`.
+    #[serde(default)]
+    pub counted_to_ms: Option<f64>,
+    /// The same from before the first request to after the last answer of the whole run.
+    #[serde(default)]
+    pub counted_whole_run: Option<f64>,
+    /// As `reported`, over all answers of the whole run: of the same requests as `counted_whole_run`.
+    #[serde(default)]
+    pub reported_whole_run: Option<f64>,
+}
+
+/// Whose names a server's metrics have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerKind {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// llama.cpp.
+    Llamacpp,
+}
+
+/// What the server's own metrics say of a run. All of its traffic is in them, ours and others'.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServerReport {
+    /// Where they were asked for; absent when that was switched off.
+    pub metrics_url: Option<String>,
+    /// Whose names they have.
+    pub kind: Option<ServerKind>,
+    /// Why there are none.
+    pub missing: Option<String>,
+    /// Scrapes that gave a sample.
+    pub scrapes: u64,
+    /// Scrapes that gave none.
+    pub failed_scrapes: u64,
+    /// Why the last of these did not, secrets removed.
+    pub last_failure: Option<String>,
+    /// Over the measured part, as `counted` in [`HitRates`]; over the whole run where that has no measured part.
+    pub window: Option<ServerWindow>,
+    /// From before the first request to after the last answer.
+    pub whole_run: Option<ServerChange>,
+    /// Prompt tokens of all our requests by usage, to be compared with those of `whole_run`.
+    pub own_prompt_tokens: u64,
+    /// Cached prompt tokens of all our requests by usage; absent when no answer told any.
+    pub own_cached_tokens: Option<u64>,
+}
+
+/// The server over a part of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerWindow {
+    /// What its counters counted.
+    #[serde(flatten)]
+    pub change: ServerChange,
+    /// Samples in it.
+    pub samples: u64,
+    /// Requests in the running batch.
+    pub running: GaugeStats,
+    /// Requests waiting.
+    pub waiting: GaugeStats,
+    /// Share of the KV cache in use by requests, 0 to 1.
+    pub kv_cache_usage: GaugeStats,
+    /// Our requests whose first token came in this time.
+    pub client_ttft_count: u64,
+    /// Their mean TTFT, from sent: what it has beyond the server's is the network's, the client's, and the server's
+    /// own before its clock starts.
+    pub client_avg_ttft_ms: Option<f64>,
+}
+
+/// What a server's counters counted between two scrapes; what it does not count is absent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerChange {
+    /// First scrape, from the run's origin; negative before it.
+    pub from_ms: f64,
+    /// Last scrape.
+    pub to_ms: f64,
+    /// Prompt tokens, cached ones included.
+    pub prompt_tokens: Option<u64>,
+    /// Output tokens.
+    pub generation_tokens: Option<u64>,
+    /// Prompt tokens looked up in the prefix cache.
+    pub cache_queries: Option<u64>,
+    /// Of these, found there.
+    pub cache_hits: Option<u64>,
+    /// Requests whose time to first token was taken.
+    pub ttft_count: Option<u64>,
+    /// Their mean, by the server's clock.
+    pub avg_ttft_ms: Option<f64>,
+}
+
+/// A gauge over some samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GaugeStats {
+    /// Mean over the samples.
+    pub mean: Option<f64>,
+    /// Largest.
+    pub max: Option<f64>,
+}
+
+/// One scrape of the server's metrics, summed over its engines; what it does not tell is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerSample {
+    /// When it was asked for, from the run's origin; negative before it.
+    pub at_ms: f64,
+    /// Requests in the running batch.
+    pub running: Option<f64>,
+    /// Requests waiting.
+    pub waiting: Option<f64>,
+    /// Share of the KV cache in use by requests, mean over the engines, 0 to 1.
+    pub kv_cache_usage: Option<f64>,
+    /// Prompt tokens since the server started, cached ones included.
+    pub prompt_tokens: Option<u64>,
+    /// Output tokens since then.
+    pub generation_tokens: Option<u64>,
+    /// Prompt tokens looked up in the prefix cache since then.
+    pub cache_queries: Option<u64>,
+    /// Of these, found there.
+    pub cache_hits: Option<u64>,
+    /// Requests whose time to first token was taken since then.
+    pub ttft_count: Option<u64>,
+    /// Sum of their times.
+    pub ttft_sum_s: Option<f64>,
 }
 
 /// How the replies of the measured part arrived; of successes.
@@ -445,7 +583,7 @@ pub struct SmokeReport {
     pub has_usage: bool,
     /// Whether usage told cached tokens.
     pub has_cached_tokens: bool,
-    /// Whether `/metrics` answered.
+    /// Whether `/metrics` answered in names that the report of a run knows: vLLM's, SGLang's or llama.cpp's.
     pub has_metrics: bool,
     /// Whether `/tokenize` answered.
     pub has_tokenize: bool,

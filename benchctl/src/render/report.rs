@@ -4,10 +4,12 @@
 use std::io::{self, Write};
 
 use proto::plan::{Arrival, Load};
-use proto::report::{ClientReport, HitRates, LoadReport, ReasonKind, Report, Trust};
+use proto::report::{
+    ClientReport, HitRates, LoadReport, ReasonKind, Report, ServerKind, ServerReport, Trust,
+};
 
 use super::latency;
-use super::table::{Table, count, counted, decimal, ms, percent};
+use super::table::{MISSING, Table, count, counted, decimal, ms, percent};
 
 /// Longest sample of a failure that is shown, in characters.
 const SAMPLE_SHOWN: usize = 200;
@@ -79,6 +81,9 @@ pub(super) fn results(report: &Report, out: &mut impl Write) -> io::Result<()> {
     throughput(report, out)?;
     latency::latencies(report, out)?;
     latency::per_turn(report, out)?;
+    if let Some(server) = &report.server {
+        self::server(server, out)?;
+    }
     failures(report, out)?;
     preparation(report, out)
 }
@@ -140,11 +145,26 @@ fn hit_rates(rates: &HitRates, out: &mut impl Write) -> io::Result<()> {
     table.row(["expected from the replies".to_owned(), percent(rates.expected)]);
     table.row(["expected, by blocks".to_owned(), percent(rates.expected_by_blocks)]);
     table.row(["reported by the server".to_owned(), percent(rates.reported)]);
+    if rates.counted.is_some() || rates.counted_missing.is_some() {
+        table.row(["counted by the server".to_owned(), percent(rates.counted)]);
+    }
     table.write(out)?;
     match (&rates.reported, &rates.reported_missing) {
         (None, Some(why)) => writeln!(out, "  not reported: {why}")?,
         (Some(_), _) => writeln!(out, "  reported for {}", counted(rates.reported_requests, "request"))?,
         (None, None) => {}
+    }
+    if let Some(why) = &rates.counted_missing {
+        writeln!(out, "  not counted: {why}")?;
+    } else if let (Some(from), Some(to)) = (rates.counted_from_ms, rates.counted_to_ms) {
+        writeln!(
+            out,
+            "  counted between {} and {} s; over the whole run counted {}, reported {}",
+            decimal(Some(from / 1e3), 1),
+            decimal(Some(to / 1e3), 1),
+            percent(rates.counted_whole_run),
+            percent(rates.reported_whole_run)
+        )?;
     }
     match rates.first_turn_unexpected {
         Some(share) if share > 0.0 => writeln!(
@@ -241,6 +261,53 @@ fn throughput(report: &Report, out: &mut impl Write) -> io::Result<()> {
         decimal(stats.measured_request_rate, 2),
         percent(stats.error_rate)
     )
+}
+
+/// The server's own metrics over the measured part.
+fn server(server: &ServerReport, out: &mut impl Write) -> io::Result<()> {
+    let Some(window) = &server.window else {
+        return match &server.missing {
+            Some(why) => writeln!(out, "\nServer's own metrics: none, {why}"),
+            None => writeln!(out, "\nServer's own metrics: no two scrapes of the measured part"),
+        };
+    };
+    let kind = match server.kind {
+        Some(ServerKind::Vllm) => "vLLM's",
+        Some(ServerKind::Sglang) => "SGLang's",
+        Some(ServerKind::Llamacpp) => "llama.cpp's",
+        None => MISSING,
+    };
+    writeln!(
+        out,
+        "\nServer's own metrics (by {kind} names, {} between {} and {} s)",
+        counted(window.samples, "scrape"),
+        decimal(Some(window.change.from_ms / 1e3), 1),
+        decimal(Some(window.change.to_ms / 1e3), 1)
+    )?;
+    let mut table = Table::new(1, &["", "mean", "max"]);
+    for (name, gauge) in [("requests running", &window.running), ("requests waiting", &window.waiting)] {
+        table.row([name.to_owned(), decimal(gauge.mean, 1), decimal(gauge.max, 0)]);
+    }
+    let kv = &window.kv_cache_usage;
+    table.row(["KV cache in use".to_owned(), percent(kv.mean), percent(kv.max)]);
+    table.write(out)?;
+    if let (Some(requests), Some(theirs), Some(ours)) =
+        (window.change.ttft_count, window.change.avg_ttft_ms, window.client_avg_ttft_ms)
+    {
+        writeln!(
+            out,
+            "  TTFT in this time: mean {} ms by the server for {}, {} ms seen here for {}",
+            ms(Some(theirs)),
+            counted(requests, "request"),
+            ms(Some(ours)),
+            count(window.client_ttft_count)
+        )?;
+    }
+    if server.failed_scrapes > 0 {
+        let why = server.last_failure.as_deref().unwrap_or(MISSING);
+        writeln!(out, "  {} failed: {why}", counted(server.failed_scrapes, "scrape"))?;
+    }
+    Ok(())
 }
 
 fn failures(report: &Report, out: &mut impl Write) -> io::Result<()> {

@@ -29,6 +29,11 @@ impl Clock {
         i64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(i64::MAX)
     }
 
+    /// Nanoseconds from an instant before the origin to it; 0 for a later one.
+    pub fn ns_since(&self, earlier: Instant) -> i64 {
+        i64::try_from(self.origin.duration_since(earlier).as_nanos()).unwrap_or(i64::MAX)
+    }
+
     /// The instant that lies `ns` after the origin; the origin itself for negative values.
     pub fn instant(&self, ns: i64) -> Instant {
         self.origin + Duration::from_nanos(u64::try_from(ns).unwrap_or(0))

@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 use proto::metric;
 use proto::record::Record;
 use proto::wire::{State, Status};
+use tokio::sync::Notify;
 
 use crate::engine::clock::Clock;
 
@@ -28,7 +29,8 @@ pub struct Live {
     /// Sessions ended.
     pub sessions_ended: AtomicU64,
     /// First instant of the measured part; `i64::MAX` before it is known.
-    pub measured_from_ns: AtomicI64,
+    measured_from_ns: AtomicI64,
+    measured_from_is_known: Notify,
     recorded: Mutex<Recorded>,
 }
 
@@ -51,6 +53,7 @@ impl Default for Live {
             ended: AtomicU64::new(0),
             sessions_ended: AtomicU64::new(0),
             measured_from_ns: AtomicI64::new(i64::MAX),
+            measured_from_is_known: Notify::new(),
             recorded: Mutex::new(Recorded { completed: 0, failed: 0, measured: 0, seconds: VecDeque::new() }),
         }
     }
@@ -69,6 +72,18 @@ impl Live {
     /// What the run is doing.
     pub fn state(&self) -> State {
         STATES[usize::from(self.state.load(Ordering::Relaxed))]
+    }
+
+    /// Says where the measured part begins.
+    pub fn set_measured_from(&self, ns: i64) {
+        self.measured_from_ns.store(ns, Ordering::Relaxed);
+        self.measured_from_is_known.notify_one();
+    }
+
+    /// Where the measured part begins, as soon as that is known; for one waiter.
+    pub async fn measured_from_ns(&self) -> i64 {
+        self.measured_from_is_known.notified().await;
+        self.measured_from_ns.load(Ordering::Relaxed)
     }
 
     /// Requests in flight.

@@ -26,10 +26,11 @@ pub mod exchange;
 pub mod recorder;
 pub mod sse;
 
-// What can be seen of it meanwhile, and what we see of ourselves
+// What can be seen of it meanwhile, of ourselves and of the server
 pub mod live;
 pub mod machine;
 pub mod observer;
+pub mod telemetry;
 pub mod watch;
 
 // The run as a whole → RunData → Summary → Report

@@ -20,6 +20,7 @@ use crate::engine::run_data::RunData;
 use crate::engine::schedule::closed::{self, ClosedPlan};
 use crate::engine::schedule::open::{self, OpenPlan};
 use crate::engine::schedule::{Dispatcher, Message, Supply};
+use crate::engine::telemetry::{Scraper, Telescope};
 use crate::engine::watch::Watch;
 use crate::engine::{environment, recorder};
 
@@ -75,9 +76,14 @@ pub async fn run(
     }
     observer.session_prefix(&prepared.conversation.session_prefix);
     let _ = view.model.set(prepared.config.model.clone());
+    let telescope = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(stopped()),
+        telescope = Telescope::aim(Scraper::new(&plan.target, &prepared.server)?) => telescope,
+    };
     let runtime = tokio::runtime::Handle::current();
     let conducted = tokio::task::spawn_blocking(move || {
-        conduct(plan, prepared, command_line, &observer, &view, runtime, stop)
+        conduct(plan, prepared, telescope, command_line, &observer, &view, runtime, stop)
     });
     conducted
         .await
@@ -111,9 +117,11 @@ fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |n| (n.get() / 2).max(1))
 }
 
+#[allow(clippy::too_many_arguments)] // the one place where all of a run's parts meet
 fn conduct(
     plan: Plan,
     prepared: Prepared,
+    telescope: Telescope,
     command_line: Vec<String>,
     observer: &Observer,
     view: &View,
@@ -146,9 +154,13 @@ fn conduct(
         recorder::start(record_inbox, clock, view.live.clone(), observer.clone()).map_err(thread_failed)?;
     let _ = view.clock.set(clock);
     let watch = Watch::start(&runtime, clock, view.live.clone()).map_err(thread_failed)?;
+    // Dropped on every way out, so that the task ends.
+    let is_over = CancellationToken::new();
+    let end_of_load = is_over.clone().drop_guard();
+    let telemetry = telescope.follow(&runtime, clock, view.live.clone(), is_over);
     let dispatcher = Dispatcher {
         clock,
-        runtime,
+        runtime: runtime.clone(),
         server: Arc::new(server),
         prompts,
         records,
@@ -166,6 +178,11 @@ fn conduct(
     }
     let records = recorder.join().map_err(joined)?;
     let Some(conducted) = conducted else { return Err(stopped()) };
+    // Every answer is recorded, so the last scrape counts all of them.
+    drop(end_of_load);
+    let telemetry = runtime.block_on(telemetry).map_err(|e| {
+        Failure::new(ErrorCode::Internal, format!("following the server's metrics failed: {e}"))
+    })?;
     let environment = environment::describe(command_line, seed, plan_hash, &clock);
     Ok(RunData {
         row_context: RowContext {
@@ -185,6 +202,7 @@ fn conduct(
         is_partial: conducted.is_stopped,
         watched,
         preparation,
+        telemetry,
         environment,
     })
 }
@@ -249,6 +267,7 @@ impl Schedule {
         }
     }
 
+    #[allow(clippy::too_many_arguments)] // the one place where all of a run's parts meet
     fn conduct(
         self,
         dispatcher: Dispatcher,

@@ -4,6 +4,7 @@ use proto::record::{Phases, Record};
 use proto::report::{Config, Environment, Preparation};
 use proto::spec::Spec;
 
+use crate::engine::telemetry::Telemetry;
 use crate::engine::watch::Watched;
 
 /// A finished (or stopped) run.
@@ -31,6 +32,8 @@ pub struct RunData {
     pub watched: Watched,
     /// What was found out before the load.
     pub preparation: Preparation,
+    /// What the server's own metrics said.
+    pub telemetry: Telemetry,
     /// Where and by what.
     pub environment: Environment,
     /// The run's origin in ms of the Unix epoch, and the session id prefix, for rows.

@@ -6,11 +6,14 @@ use proto::wire::{Failure, Secrets};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::probe::{get, post, probe};
+use crate::engine::probe::{post, probe};
 use crate::engine::server::Server;
+use crate::engine::telemetry::Scraper;
 
 /// Output tokens of the request.
 const OUTPUT_TOKENS: u32 = 16;
+/// Time for its metrics.
+const METRICS_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 /// Characters of the reply that are shown.
 const SHOWN_CHARS: usize = 200;
 
@@ -24,7 +27,10 @@ pub async fn smoke(
     let ready_timeout = std::time::Duration::from_secs_f64(target.ready_timeout_s);
     let wanted = target.model.as_deref();
     let probed = probe(&server, wanted, &target.extra_body, ready_timeout, OUTPUT_TOKENS, stop).await?;
-    let has_metrics = matches!(get(&server, "/metrics").await, Ok(Ok(text)) if text.contains("# TYPE"));
+    let has_metrics = match Scraper::new(target, &server)? {
+        Some(scraper) => scraper.scrape(METRICS_TIMEOUT).await.is_ok(),
+        None => false,
+    };
     let question = json!({"model": probed.model, "prompt": "hello", "content": "hello"});
     let has_tokenize =
         matches!(post(&server, "/tokenize", &question).await, Ok(Ok(text)) if text.contains("tokens"));

@@ -325,7 +325,7 @@ impl Closed {
         let is_steady = one_is_enough || (self.is_spread && self.cut_open == 0);
         if is_steady && self.phases.measured_from_ns == i64::MAX {
             self.phases.measured_from_ns = at_ns;
-            self.dispatcher.live.measured_from_ns.store(at_ns, Ordering::Relaxed);
+            self.dispatcher.live.set_measured_from(at_ns);
         }
     }
 

@@ -63,7 +63,7 @@ pub fn conduct(
     inbox: &Receiver<Message>,
 ) -> Conducted {
     let phases = Phases { measured_from_ns: ns(plan.warm_up_s), measured_to_ns: ns(plan.duration_s) };
-    dispatcher.live.measured_from_ns.store(phases.measured_from_ns, Ordering::Relaxed);
+    dispatcher.live.set_measured_from(phases.measured_from_ns);
     let counts = ScheduleCounts {
         planned_slots: Some(0),
         planned_slots_measured: Some(0),

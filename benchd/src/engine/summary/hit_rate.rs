@@ -1,9 +1,9 @@
-//! Token-weighted hit rates: of the plan, of the replies as they came, and as the server reports them.
+//! Token-weighted hit rates: of the plan, of the replies as they came, as the server reports them, and as it counted.
 
 use proto::record::{Record, TokenSource};
-use proto::report::HitRates;
+use proto::report::{HitRates, ServerChange, ServerReport};
 
-use super::{Selection, share};
+use super::{Selection, server, share};
 use crate::engine::run_data::RunData;
 
 /// Why a server that sends usage reports no hit rate.
@@ -12,7 +12,7 @@ const NOT_TOLD: &str = "the server's usage has no prompt_tokens_details.cached_t
 const NO_USAGE: &str = "no answer carried usage";
 
 /// The hit rates of a selection.
-pub(super) fn rates(data: &RunData, selection: &Selection<'_>) -> HitRates {
+pub(super) fn rates(data: &RunData, selection: &Selection<'_>, server: &ServerReport) -> HitRates {
     let planned = |cached: fn(&proto::spec::SpecTurn) -> u32| {
         let turns = selection.sent().filter_map(|r| data.spec.per_turn.get(r.turn?.checked_sub(1)? as usize));
         let (cached, total) =
@@ -27,13 +27,16 @@ pub(super) fn rates(data: &RunData, selection: &Selection<'_>) -> HitRates {
         let held = r.expected_cached_tokens?.saturating_sub(u32::from(r.turn? > 1));
         Some((held - held % block, r.input_tokens?))
     }));
-    let counted = |r: &&Record| r.input_tokens_source == Some(TokenSource::Usage);
+    let of_usage = |r: &&Record| r.input_tokens_source == Some(TokenSource::Usage);
     let reported: Vec<(u32, u32)> = selection
         .successes()
-        .filter(counted)
+        .filter(of_usage)
         .filter_map(|r| Some((r.cached_tokens?, r.input_tokens?)))
         .collect();
-    let has_usage = selection.successes().any(|r| counted(&r));
+    let has_usage = selection.successes().any(|r| of_usage(&r));
+    let counted_missing = server::counted_missing(data, server).err();
+    let counted = server.window.as_ref().map(|w| &w.change).filter(|_| counted_missing.is_none());
+    let whole_run = server.whole_run.as_ref().filter(|_| counted_missing.is_none());
     HitRates {
         planned: planned(|turn| turn.cached),
         planned_by_blocks: planned(|turn| turn.cached_by_blocks),
@@ -45,7 +48,20 @@ pub(super) fn rates(data: &RunData, selection: &Selection<'_>) -> HitRates {
             .then(|| if has_usage { NOT_TOLD.to_owned() } else { NO_USAGE.to_owned() }),
         reported_requests: reported.len() as u64,
         first_turn_unexpected: first_turn_unexpected(data, selection),
+        counted: counted.and_then(found),
+        counted_from_ms: counted.map(|change| change.from_ms),
+        counted_to_ms: counted.map(|change| change.to_ms),
+        counted_whole_run: whole_run.and_then(found),
+        reported_whole_run: server
+            .own_cached_tokens
+            .and_then(|cached| share(cached as f64, server.own_prompt_tokens as f64)),
+        counted_missing,
     }
+}
+
+/// Of what was looked up in the cache, what was found.
+fn found(change: &ServerChange) -> Option<f64> {
+    share(change.cache_hits? as f64, change.cache_queries? as f64)
 }
 
 fn ratio(parts: impl Iterator<Item = (u32, u32)>) -> Option<f64> {

@@ -8,6 +8,7 @@ mod hit_rate;
 mod latency;
 mod load;
 mod outcomes;
+mod server;
 mod stream;
 use proto::metric;
 use proto::record::{Phase, Record};
@@ -89,7 +90,8 @@ pub fn summarize(data: &RunData) -> Report {
     let (stats, histograms) = latency::stats(&data.records, &selection);
     let flight = flight::Flight::of(&data.records, &selection);
     let load = load::report(data, &selection, &flight);
-    let hit_rate = hit_rate::rates(data, &selection);
+    let server = server::report(data, &selection);
+    let hit_rate = hit_rate::rates(data, &selection, &server);
     let benchmark = benchmark(data, &selection);
     let client = client::report(data, &selection);
     let verdict = verdict(&Evidence {
@@ -121,6 +123,8 @@ pub fn summarize(data: &RunData) -> Report {
         preparation: data.preparation.clone(),
         histograms,
         environment: data.environment.clone(),
+        server: Some(server),
+        server_samples: server::samples(&data.telemetry),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs made by hand, and what their reports must say of them: here the runs, beside it their figures and verdicts.
 
 mod figures;
+mod server;
 mod verdicts;
 
 use proto::gaps::Gaps;
@@ -10,6 +11,7 @@ use proto::report::{Config, Environment, Preparation};
 use proto::spec::{Range, Spec, SpecTurn, TemplateCost};
 
 use crate::engine::run_data::{RunData, ScheduleCounts};
+use crate::engine::telemetry::Telemetry;
 use crate::engine::watch::Watched;
 
 const MS: i64 = 1_000_000;
@@ -100,6 +102,7 @@ fn run(records: Vec<Record>) -> RunData {
             template: Some(TemplateCost { first_turn_tokens: 3, later_turn_tokens: 2 }),
             ..Preparation::default()
         },
+        telemetry: Telemetry::default(),
         environment: Environment {
             benchd_version: "0".into(),
             protocol_version: 1,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use support::{FAST, Finished, Key, key, number, run, turn_of_truth};
+use support::{FAST, Finished, Key, Sim, benchctl, key, number, run, turn_of_truth};
 
 /// Two turns, so that a failed first turn has a second one that must not be sent.
 const LOAD: &str = "--isl 60 --osl 8 --num-turns 2 --seed 7";
@@ -383,4 +383,39 @@ fn a_slow_accept_is_part_of_the_time_to_first_token_of_new_connections() {
     let slowest = ttfts_ms(true).into_iter().fold(0.0, f64::max);
     assert!(slowest >= 100.0, "{slowest}");
     assert!(!ttfts_ms(false).is_empty(), "connections are kept");
+}
+
+#[test]
+fn a_server_that_fails_already_before_the_load_is_refused_in_a_sentence_that_says_how() {
+    for (fault, said) in [
+        ("reset:2", "broke the connection: "),
+        ("hang", "(timeout): no end within 1 s"),
+        ("garbage", "(decode): "),
+        ("end:2", "(truncated): "),
+        ("error:1", "(stream_error): a fault was asked for"),
+        ("status:500:html", "status 500: "),
+    ] {
+        let sim = Sim::start(&[FAST, "--fault-all", &format!("--fault {fault}=1")]);
+        let load =
+            "--isl 60 --osl 8 --concurrency 2 --num-sessions 2 --tokenizer builtin --request-timeout 1";
+        let ran = benchctl(&["run -u", &sim.url, load]);
+        assert_eq!(ran.stdout, "", "{fault}");
+        let sentence = ran.stderr.lines().last().unwrap();
+        assert!(sentence.starts_with("benchctl: ") && sentence.contains(said), "{fault}: {ran:?}");
+        assert!([5, 6].contains(&ran.code.unwrap()), "{fault}: {ran:?}");
+        assert_eq!(sim.end().turns.len(), 0, "no load was sent");
+    }
+}
+
+#[test]
+fn a_server_whose_answers_are_all_empty_is_still_measured() {
+    let sim = Sim::start(&[FAST, "--fault-all --fault empty=1"]);
+    let load = "--isl 60 --osl 8 --concurrency 2 --num-sessions 2 --tokenizer builtin -q";
+    let ran = benchctl(&["run -u", &sim.url, load]);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(
+        ran.stderr.contains("most often with empty: the answer has neither content nor output tokens"),
+        "{ran:?}"
+    );
+    assert!(sim.end().turns.len() >= 2);
 }

@@ -195,7 +195,8 @@ async fn send(
     seen.new_connection = connected;
     match result {
         // A server may close a kept connection at any time; its close and our request then cross. That is no
-        // failure of the request, which nobody has read: it goes out once more, on a connection made for it.
+        // failure of the request, which nobody has read: it goes out once more, on a connection made for it. The client
+        // does not tell a connection that broke within the head of an answer from one that broke before it.
         Err(error) if !connected && !error.is_connect() && failure(&error, Stage::Head) == Outcome::Reset => {
             seen.resent = true;
             let (result, connected) = connect::watch(server.fresh_client.execute(request())).await;

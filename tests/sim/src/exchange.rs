@@ -269,7 +269,7 @@ fn plan(
         Some(fault) => {
             let script = Script::streamed(&frame, reply, &dues_ns, per_event, false);
             let mut rng = rng(options.seed, "fault bytes", &digest);
-            change(fault, script, start_ns, keep_alive, &mut rng)
+            change(fault, script, start_ns, stream.early_role, keep_alive, &mut rng)
         }
         None => {
             head = stream_head(keep_alive);

@@ -27,10 +27,15 @@ pub(crate) fn change(
     fault: Fault,
     script: Script,
     start_ns: u64,
+    early_role: bool,
     keep_alive: bool,
     rng: &mut ChaCha8Rng,
 ) -> Script {
     let mut stream = Stream::take_apart(script, start_ns, keep_alive && !fault.closes());
+    if early_role {
+        let roles = stream.events.iter_mut().filter(|event| event.kind == Kind::Role);
+        roles.for_each(|event| event.due_ns = start_ns);
+    }
     stream.strike(fault, rng);
     stream.put_together()
 }
@@ -390,7 +395,7 @@ mod tests {
     /// Head, body without its chunked coding, and the last step.
     fn play(name: &str) -> (String, Vec<u8>, Step) {
         let fault = Fault::parse(name).unwrap();
-        let mut script = change(fault, script(), 50, true, &mut rng(1, "test", &[0; 32]));
+        let mut script = change(fault, script(), 50, name == "hang:0", true, &mut rng(1, "test", &[0; 32]));
         let mut out = Vec::new();
         let mut all = Vec::new();
         for step in 0..script.steps.len() {
@@ -422,6 +427,9 @@ mod tests {
             assert_eq!(last, Step { due_ns, tokens: events, act: Act::Reset });
         }
         assert_eq!(play("hang").0, "");
+        let (_, body, last) = play("hang:0");
+        assert!(!body.is_empty(), "the role has come");
+        assert_eq!(last, Step { due_ns: 50, tokens: 0, act: Act::Hang });
         let (head, body, last) = play("half-close:in-head");
         assert!(head.starts_with("HTTP/1.1 200") && !head.contains("\r\n\r\n") && body.is_empty());
         assert_eq!(last, Step { due_ns: 100, tokens: 0, act: Act::HalfClose });

@@ -13,6 +13,7 @@ use benchd::engine::run_data::{RunData, ScheduleCounts};
 use benchd::engine::seeded;
 use benchd::engine::solve::solve;
 use benchd::engine::summary::summarize;
+use benchd::engine::telemetry::Telemetry;
 use benchd::engine::watch::Watched;
 use proto::gaps::Gaps;
 use proto::interval::{Interval, Intervals};
@@ -241,6 +242,7 @@ fn intervals(drawn: &[(f64, f64)]) -> Intervals {
         last_turn_sent_in_warm_up: None,
         is_partial: false,
         watched: Watched::default(),
+        telemetry: Telemetry::default(),
         preparation: Preparation::default(),
         environment: Environment {
             benchd_version: "0".into(),

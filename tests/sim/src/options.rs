@@ -178,42 +178,47 @@ pub(crate) struct LimitOptions {
     pub(crate) reject: Vec<String>,
 }
 
+/// The faults that can be asked for.
+const FAULTS: &str = "\
+Let a share of the streamed requests go wrong, by the digest of their messages (repeatable)
+
+PLACE is before-head (default), in-head, after-head, or a number of content events.
+K is a number of content events, 0 unless given.
+The fault is in the request's line of the truth log.
+
+reset:PLACE        the connection is reset
+close:PLACE        the connection is closed
+half-close:PLACE   the server ends its direction, and waits
+hang:PLACE         nothing more comes
+end:K              the body ends in order, without finish reason and [DONE]
+status:CODE:BODY   an error status, 500 unless given; BODY is json, html or empty
+error:K            an error object, then [DONE]
+garbage:K          an event that is not JSON
+bad-chunk:K        a chunk whose size is no number
+empty              no content and no tokens
+header-flood:N     N headers (200)
+json:OFF           a JSON body; its content-length is off by OFF bytes (0)
+length:OFF         a stream with a content-length that is off by OFF bytes (0)
+no-done            a finish reason, but no [DONE]
+no-finish          a [DONE], but no finish reason
+late-done:MS       [DONE] comes late (100)
+usage-each         usage in every chunk
+reasoning:K        the first K content events are reasoning (1)
+tools              content is a tool call
+cut                events are cut into chunks of a few bytes
+drip               one byte a write
+crlf, cr           lines end otherwise
+fields             comments, ids, event names, a byte order mark, data over several lines
+gzip               compressed, although nobody asked
+burst              the whole answer at once, with its last token
+huge:MB            the first content event is MB long (10)";
+
 /// What goes wrong.
 #[derive(Debug, Clone, Parser, Serialize)]
 #[command(next_help_heading = "Faults")]
 pub(crate) struct FaultOptions {
     /// Let a share of the streamed requests go wrong, by the digest of their messages (repeatable)
-    ///
-    /// PLACE is before-head (default), in-head, after-head, or a number of content events; K is a number of content
-    /// events, 0 unless given. The fault is in the request's line of the truth log.
-    ///
-    /// reset:PLACE        the connection is reset
-    /// close:PLACE        the connection is closed
-    /// half-close:PLACE   the server ends its direction, and waits
-    /// hang:PLACE         nothing more comes
-    /// end:K              the body ends in order, without finish reason and [DONE]
-    /// status:CODE:BODY   an error status, 500 unless given; BODY is json, html or empty
-    /// error:K            an error object, then [DONE]
-    /// garbage:K          an event that is not JSON
-    /// bad-chunk:K        a chunk whose size is no number
-    /// empty              no content and no tokens
-    /// header-flood:N     N headers (200)
-    /// json:OFF           a JSON body; its content-length is off by OFF bytes (0)
-    /// length:OFF         a stream with a content-length that is off by OFF bytes (0)
-    /// no-done            a finish reason, but no [DONE]
-    /// no-finish          a [DONE], but no finish reason
-    /// late-done:MS       [DONE] comes late (100)
-    /// usage-each         usage in every chunk
-    /// reasoning:K        the first K content events are reasoning (1)
-    /// tools              content is a tool call
-    /// cut                events are cut into chunks of a few bytes
-    /// drip               one byte a write
-    /// crlf, cr           lines end otherwise
-    /// fields             comments, ids, event names, a byte order mark, data over several lines
-    /// gzip               compressed, although nobody asked
-    /// burst              the whole answer at once, with its last token
-    /// huge:MB            the first content event is MB long (10)
-    #[arg(long, value_name = "NAME[:ARG]=SHARE", value_parser = Strike::parse, verbatim_doc_comment)]
+    #[arg(long, value_name = "NAME[:ARG]=SHARE", value_parser = Strike::parse, long_help = FAULTS)]
     pub(crate) fault: Vec<Strike>,
     /// Do not spare the requests of the sessions `probe`, `calibration` and `smoke`
     #[arg(long)]

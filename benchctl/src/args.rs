@@ -220,6 +220,12 @@ pub struct LoadArgs {
     /// Seconds that what is in flight at the end is waited for [default: 60]
     #[arg(long, value_name = "S", value_parser = number, allow_negative_numbers = true)]
     pub drain_timeout: Option<f64>,
+    /// Stop the run, with its report, when more than N requests have failed [default: no limit]
+    #[arg(long, value_name = "N", value_parser = whole_u64, allow_negative_numbers = true)]
+    pub max_errors: Option<u64>,
+    /// Stop the run when more than this share of the requests has failed, from 20 on [default: no limit]
+    #[arg(long, value_name = "SHARE", value_parser = number, allow_negative_numbers = true)]
+    pub max_error_rate: Option<f64>,
     /// Seed of prompts and arrivals [default: a fresh one each time, shown and saved]
     #[arg(long, value_name = "N", value_parser = whole_u64, allow_negative_numbers = true)]
     pub seed: Option<u64>,

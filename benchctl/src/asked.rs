@@ -78,6 +78,8 @@ pub fn run(args: &RunArgs, from_args: &FromArgs) -> Result<AskedRun, Trouble> {
         load: load(&load_args)?,
         seed: args.load.seed,
         num_workers: args.load.num_workers,
+        max_errors: args.load.max_errors,
+        max_error_rate: args.load.max_error_rate,
         save_events: args.output.save_events,
     };
     plan.validate().map_err(|text| Trouble::usage(in_flags(&text)))?;
@@ -117,7 +119,14 @@ fn shapes(args: &WorkloadArgs) -> bool {
 
 /// The load flags without those that say nothing about the amount of load.
 fn without_common(args: &LoadArgs) -> LoadArgs {
-    LoadArgs { seed: None, num_workers: None, drain_timeout: None, ..args.clone() }
+    LoadArgs {
+        seed: None,
+        num_workers: None,
+        drain_timeout: None,
+        max_errors: None,
+        max_error_rate: None,
+        ..args.clone()
+    }
 }
 
 fn target(
@@ -296,6 +305,7 @@ pub fn in_flags(text: &str) -> String {
         | "num_requests"
         | "num_workers"
         | "max_concurrency"
+        | "max_error_rate"
         | "max_in_flight"
         | "metrics_url" => field,
         "request_rate_per_s" => "request_rate",

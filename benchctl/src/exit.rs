@@ -17,8 +17,8 @@ pub enum Exit {
     Usage = 2,
     /// The numbers are suspect, and `--strict` was given.
     Suspect = 3,
-    /// No request succeeded.
-    AllFailed = 5,
+    /// No request succeeded, or more failed than was allowed.
+    TooManyFailed = 5,
     /// The server cannot be reached.
     Unreachable = 6,
     /// The server refused the key.
@@ -104,7 +104,7 @@ impl Exit {
             ErrorCode::Unauthorized => Exit::Unauthorized,
             ErrorCode::UnknownModel => Exit::UnknownModel,
             // The first requests failed, and with them all that would have followed.
-            ErrorCode::Server => Exit::AllFailed,
+            ErrorCode::Server => Exit::TooManyFailed,
             ErrorCode::Tokenizer => Exit::Tokenizer,
             // We only send what we believe to be requests.
             ErrorCode::BadRequest | ErrorCode::Internal => Exit::Internal,
@@ -120,8 +120,8 @@ impl Exit {
         if let Some(signal) = signal {
             return Exit::of_signal(signal);
         }
-        if successes(report) == 0 {
-            return Exit::AllFailed;
+        if successes(report) == 0 || report.benchmark.error_limit_reached {
+            return Exit::TooManyFailed;
         }
         let counts = |kind: ReasonKind| match strict {
             None => false,
@@ -149,9 +149,10 @@ pub fn successes(report: &Report) -> u64 {
         .saturating_sub(b.aborted_requests)
 }
 
-/// Why no request succeeded, as a sentence; `None` when some did.
-pub fn why_all_failed(report: &Report) -> Option<String> {
-    if successes(report) > 0 {
+/// Why a run ends with [`Exit::TooManyFailed`], as a sentence; `None` when it does not.
+pub fn why_failed(report: &Report) -> Option<String> {
+    let is_at_limit = report.benchmark.error_limit_reached;
+    if successes(report) > 0 && !is_at_limit {
         return None;
     }
     let b = &report.benchmark;
@@ -166,8 +167,12 @@ pub fn why_all_failed(report: &Report) -> Option<String> {
     };
     let status = kind.http_status.map(|code| format!(" {code}")).unwrap_or_default();
     let sample = kind.samples.first().map(|text| format!(": {text}")).unwrap_or_default();
+    let what = match is_at_limit {
+        true => "the run was stopped because too many requests failed",
+        false => "every request failed",
+    };
     Some(format!(
-        "every request failed ({} of {}), most often with {}{status}{sample}",
+        "{what} ({} of {}), most often with {}{status}{sample}",
         report.failures.total, b.total_requests, kind.outcome
     ))
 }
@@ -189,6 +194,8 @@ mod tests {
         let good = sample::report();
         let mut failed = sample::report();
         failed.benchmark.failed_requests = failed.benchmark.total_requests;
+        let mut at_limit = sample::report();
+        at_limit.benchmark.error_limit_reached = true;
         let mut late = sample::report();
         late.verdict = suspect(ReasonKind::Client);
         let mut slow = sample::report();
@@ -205,6 +212,8 @@ mod tests {
             (&slow, false, None, Some(Strict::Any), 3),
             (&slow, false, None, Some(Strict::Client), 0),
             (&failed, false, None, None, 5),
+            (&at_limit, false, None, None, 5),
+            (&at_limit, false, sigint, None, 130),
             (&failed, false, sigint, None, 130),
             (&good, false, sigterm, Some(Strict::Any), 143),
             (&good, true, sigint, None, 10),
@@ -216,12 +225,18 @@ mod tests {
     #[test]
     fn a_run_without_success_says_why() {
         let mut report = sample::report();
-        assert_eq!(why_all_failed(&report), None);
+        assert_eq!(why_failed(&report), None);
         report.benchmark.failed_requests = report.benchmark.total_requests;
-        let why = why_all_failed(&report).unwrap();
+        let why = why_failed(&report).unwrap();
         assert!(why.contains("http_status 500: the engine died"), "{why}");
+        report.benchmark.failed_requests = 3;
+        assert_eq!(why_failed(&report), None);
+        report.benchmark.error_limit_reached = true;
+        let why = why_failed(&report).unwrap();
+        assert!(why.starts_with("the run was stopped because too many requests failed"), "{why}");
+        report.benchmark.failed_requests = report.benchmark.total_requests;
         report.failures = Default::default();
         report.benchmark.total_requests = 0;
-        assert_eq!(why_all_failed(&report).unwrap(), "no request was sent");
+        assert_eq!(why_failed(&report).unwrap(), "no request was sent");
     }
 }

@@ -96,6 +96,8 @@ fn plan() -> Plan {
         load: sample::report().config.load,
         seed: None,
         num_workers: None,
+        max_errors: None,
+        max_error_rate: None,
         save_events: false,
     }
 }

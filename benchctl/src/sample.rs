@@ -237,6 +237,7 @@ pub(crate) fn empty_report() -> Report {
         duration_s: 0.2,
         measured_s: 0.0,
         is_partial: true,
+        error_limit_reached: false,
         steady_state_reached: Some(false),
         statistics_of_all: true,
     };

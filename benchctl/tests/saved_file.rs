@@ -221,7 +221,7 @@ fn a_saved_file_has_these_names() {
         (
             "/benchmark",
             "{total,warmup,measured,drain,failed,refused,aborted}_requests duration_s measured_s is_partial \
-             steady_state_reached statistics_of_all",
+             error_limit_reached steady_state_reached statistics_of_all",
         ),
         ("/stats", &stats),
         (

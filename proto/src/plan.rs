@@ -20,6 +20,8 @@ pub const DEFAULT_DRAIN_TIMEOUT_S: f64 = 60.0;
 pub const DEFAULT_MAX_IN_FLIGHT: u32 = 10_000;
 /// The `metrics_url` that switches the server's metrics off.
 pub const METRICS_OFF: &str = "off";
+/// Completions from which on an error rate is held against its limit: fewer say little about a rate.
+pub const ERROR_RATE_FROM: u64 = 20;
 /// Longest prompt or reply, in tokens, that a plan may ask for.
 pub const MAX_TOKENS: u32 = 10_000_000;
 /// Most turns that a session may have.
@@ -47,6 +49,13 @@ pub struct Plan {
     /// Threads that make prompts; absent: one for each two cores, at least one. No effect on what is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_workers: Option<u32>,
+    /// Failures above which the run is stopped; absent: no such limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_errors: Option<u64>,
+    /// Failures / completions, 0 to 1, above which the run is stopped, from [`ERROR_RATE_FROM`] completions on;
+    /// absent: no such limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_error_rate: Option<f64>,
     /// Put the gaps between content events, and the tokens of each, into every record line.
     #[serde(default)]
     pub save_events: bool,
@@ -222,6 +231,9 @@ impl Plan {
         self.target.validate()?;
         self.workload.validate()?;
         self.load.validate()?;
+        if let Some(rate) = self.max_error_rate {
+            within("max_error_rate", rate, 0.0, 1.0)?;
+        }
         match self.num_workers {
             Some(n) => whole("num_workers", u64::from(n), 1, 1024),
             None => Ok(()),

@@ -108,6 +108,9 @@ pub struct Benchmark {
     pub measured_s: f64,
     /// Whether the run was stopped before its end.
     pub is_partial: bool,
+    /// Whether it was stopped because more requests failed than the plan allows.
+    #[serde(default)]
+    pub error_limit_reached: bool,
     /// Closed loop: whether warm-up ended by the rule; absent for an open loop, whose warm-up is timed.
     pub steady_state_reached: Option<bool>,
     /// Whether the statistics are of all requests, because none was measured or steady state was not reached.

@@ -169,7 +169,7 @@ fn conclude(
     let save_failed = matches!(finished.saved, Some(Err(_)));
     let exit = Exit::of_run(&finished.report, save_failed, signal, args.output.strict);
     if exit != Exit::Done
-        && let Some(why) = exit::why_all_failed(&finished.report)
+        && let Some(why) = exit::why_failed(&finished.report)
     {
         say(why);
     }

@@ -16,6 +16,7 @@ use crate::engine::observer::Observer;
 use crate::engine::prepare::{Prepared, prepare};
 use crate::engine::probe::stopped;
 use crate::engine::prompts::Prompts;
+use crate::engine::recorder::ErrorLimit;
 use crate::engine::run_data::RunData;
 use crate::engine::schedule::closed::{self, ClosedPlan};
 use crate::engine::schedule::open::{self, OpenPlan};
@@ -150,8 +151,15 @@ fn conduct(
 
     // The load's clock starts when everything that it needs is there.
     let clock = Clock::start();
-    let recorder =
-        recorder::start(record_inbox, clock, view.live.clone(), observer.clone()).map_err(thread_failed)?;
+    let recorder = recorder::start(
+        record_inbox,
+        ErrorLimit::of(&plan),
+        stop.clone(),
+        clock,
+        view.live.clone(),
+        observer.clone(),
+    )
+    .map_err(thread_failed)?;
     let _ = view.clock.set(clock);
     let watch = Watch::start(&runtime, clock, view.live.clone()).map_err(thread_failed)?;
     // Dropped on every way out, so that the task ends.
@@ -176,7 +184,7 @@ fn conduct(
     for thread in prompt_threads {
         thread.join().map_err(joined)?;
     }
-    let records = recorder.join().map_err(joined)?;
+    let recorded = recorder.join().map_err(joined)?;
     let Some(conducted) = conducted else { return Err(stopped()) };
     // Every answer is recorded, so the last scrape counts all of them.
     drop(end_of_load);
@@ -194,12 +202,13 @@ fn conduct(
         config,
         spec: conversation.spec.clone(),
         first_chunk_threshold: conversation.first_chunk_threshold,
-        records,
+        records: recorded.records,
         phases: conducted.phases,
         counts: conducted.counts,
         steady_state_reached: conducted.steady_state_reached,
         last_turn_sent_in_warm_up: conducted.last_turn_sent_in_warm_up,
         is_partial: conducted.is_stopped,
+        error_limit_reached: recorded.error_limit_reached && conducted.is_stopped,
         watched,
         preparation,
         telemetry,

@@ -28,6 +28,8 @@ pub struct RunData {
     pub last_turn_sent_in_warm_up: Option<bool>,
     /// Whether the run was stopped before its end.
     pub is_partial: bool,
+    /// Whether it was stopped because more requests failed than the plan allows.
+    pub error_limit_reached: bool,
     /// What was seen of ourselves under load.
     pub watched: Watched,
     /// What was found out before the load.

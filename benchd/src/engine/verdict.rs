@@ -98,8 +98,10 @@ impl Reasons {
 impl Evidence<'_> {
     fn judge_run(&self, reasons: &mut Reasons) {
         if self.benchmark.is_partial {
+            let why =
+                if self.benchmark.error_limit_reached { ", because too many requests failed" } else { "" };
             let text =
-                format!("the run was stopped after {:.1} s, before its end", self.benchmark.duration_s);
+                format!("the run was stopped after {:.1} s, before its end{why}", self.benchmark.duration_s);
             reasons.add(ReasonKind::Load, "partial", text);
         }
         if self.benchmark.total_requests == 0 {

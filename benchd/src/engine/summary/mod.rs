@@ -143,6 +143,7 @@ fn benchmark(data: &RunData, selection: &Selection<'_>) -> Benchmark {
         duration_s: metric::seconds(to_ns - from_ns),
         measured_s: if selection.is_all { 0.0 } else { selection.seconds() },
         is_partial: data.is_partial,
+        error_limit_reached: data.error_limit_reached,
         steady_state_reached: data.steady_state_reached,
         statistics_of_all: selection.is_all,
     }

@@ -97,6 +97,7 @@ fn run(records: Vec<Record>) -> RunData {
         steady_state_reached: Some(true),
         last_turn_sent_in_warm_up: None,
         is_partial: false,
+        error_limit_reached: false,
         watched: Watched::default(),
         preparation: Preparation {
             template: Some(TemplateCost { first_turn_tokens: 3, later_turn_tokens: 2 }),

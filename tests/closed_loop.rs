@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use support::{FAST, Finished, Saved, key, number, run};
+use support::{FAST, Finished, Saved, Sim, benchctl, key, number, run};
 
 const TURNS: &str = "--isl 300 --osl 8 --num-turns 3";
 const FIRST_GENERATION: u64 = 6;
@@ -80,6 +80,33 @@ fn a_number_of_requests_ends_the_loop_and_all_of_them_are_answered() {
     assert_eq!(whole.count(), 40);
     assert!(finished.saved.rows().iter().all(|row| row["outcome"] == "ok"));
     assert_eq!(finished.saved.at("/benchmark/is_partial"), false);
+}
+
+// The measured part ends when the next turn would have been due, not when the last one was sent.
+#[test]
+fn a_few_requests_are_no_more_a_second_than_the_server_can_answer() {
+    for requests in [1, 5] {
+        let line = format!("{TURNS} --concurrency 1 --num-requests {requests}");
+        let saved = run(&["--ttft-ms 50 --itl-ms 5"], &[&line]).saved;
+        let latency_s = saved.number("/stats/avg_latency_ms") / 1000.0;
+        let at_a_time = saved.number("/stats/measured_request_rate") * latency_s;
+        assert!(at_a_time > 0.2 && at_a_time < 1.05, "{at_a_time} at a time, for {requests} requests");
+    }
+}
+
+#[test]
+fn a_closed_loop_does_not_run_away_from_a_server_that_refuses_at_once() {
+    let sim = Sim::start(&["--ttft-ms 5 --itl-ms 1 --fault status:503=1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let line = format!("run -u {} --tokenizer builtin --save-result {}", sim.url, file.display());
+    let ran = benchctl(&[&line, TURNS, "--concurrency 4 --duration 2"]);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    let saved = Saved::read(&file);
+    // Without a pause there are thousands; with it, at most a few in the time that it takes to reach a second.
+    let count = saved.rows().len();
+    assert!((4..200).contains(&count), "{count} requests");
+    assert_eq!(saved.count("/benchmark/failed_requests"), count as u64);
 }
 
 #[test]

@@ -56,6 +56,15 @@ fn a_rate_meets_its_target_on_a_cache_of_single_tokens() {
     near(truth, 0.7, 0.01, "truth and target");
 }
 
+// With one turn the template's end, after the shared text, is of no session's cache.
+#[test]
+fn single_turns_share_their_system_prompt_to_the_token() {
+    let load = "--concurrency 8 --num-sessions 120 --isl 200 --osl 4 --num-turns 1 --hit-rate 0.5";
+    let finished = run(&[TEMPLATE, FAST, "--block-size 1"], &[load, "--block-size 1"]);
+    let truth = reported_is_true(&finished);
+    near(truth, finished.saved.number("/hit_rate/planned"), 1e-9, "truth and plan");
+}
+
 #[test]
 fn a_cache_of_whole_blocks_serves_what_the_plan_by_blocks_says() {
     for block_size in ["16", "64"] {

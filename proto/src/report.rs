@@ -175,6 +175,9 @@ pub struct LoadReport {
     pub refused: u64,
     /// Slots that still waited for a place when the run ended.
     pub unsent: u64,
+    /// Measured requests that were still unanswered when the run ended, and that we ended with it.
+    #[serde(default)]
+    pub unanswered: u64,
     /// Open loop: slots a second asked for.
     pub asked_rate_per_s: Option<f64>,
     /// Slots of the drawn schedule due in the measured part / its length.

@@ -225,7 +225,9 @@ impl Calibrator<'_> {
     async fn run(&self, spec: &Spec, into: &mut Preparation) -> Result<Option<TemplateCost>, Failure> {
         let with_system = spec.system_prompt_tokens > 0;
         let mut costs = Vec::new();
-        for turns in 1..=spec.num_turns.min(3) {
+        // A second turn also tells what stands around a user message, which is not the system prompt's.
+        let least = if with_system { 2 } else { 1 };
+        for turns in 1..=spec.num_turns.clamp(least, 3) {
             let request = self.ask(turns, with_system).await?;
             let cost = match (request.prompt_tokens, request.content_tokens) {
                 (Some(prompt), Some(content)) => Some(prompt.saturating_sub(content)),
@@ -292,7 +294,8 @@ impl Calibrator<'_> {
             turns,
             with_system,
             content_tokens: Some(messages * CALIBRATION_TOKENS),
-            prompt_tokens: seen.usage.and_then(|u| u.prompt_tokens),
+            // A prompt has tokens; a 0 is a server that does not count.
+            prompt_tokens: seen.usage.and_then(|u| u.prompt_tokens).filter(|tokens| *tokens > 0),
             cached_tokens: seen.usage.and_then(|u| u.cached_tokens),
             status: status(seen.outcome),
         })

@@ -177,6 +177,7 @@ fn conduct(
         to_pacer,
     };
     let conducted = is_primed.then(|| schedule.conduct(dispatcher, supply, &inbox));
+    let ended_ns = clock.now_ns();
     stopper.abort();
     let watched = watch.finish();
     let joined = |_| Failure::new(ErrorCode::Internal, "a thread of the run ended early".to_owned());
@@ -204,6 +205,7 @@ fn conduct(
         first_chunk_threshold: conversation.first_chunk_threshold,
         records: recorded.records,
         phases: conducted.phases,
+        ended_ns,
         counts: conducted.counts,
         steady_state_reached: conducted.steady_state_reached,
         last_turn_sent_in_warm_up: conducted.last_turn_sent_in_warm_up,

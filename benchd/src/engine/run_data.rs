@@ -20,6 +20,8 @@ pub struct RunData {
     pub records: Vec<Record>,
     /// Where the phases lie. `measured_from_ns` is `i64::MAX` when steady state was never reached.
     pub phases: Phases,
+    /// When the last exchange had ended, in ns of the run's clock.
+    pub ended_ns: i64,
     /// What the schedule counted.
     pub counts: ScheduleCounts,
     /// Closed loop: whether warm-up ended by the rule.

@@ -134,9 +134,11 @@ impl Turn {
     ) -> (Record, Next) {
         let mut session = self.session;
         let usage = seen.usage.unwrap_or_default();
+        // A prompt has tokens; a 0 is a server that does not count.
+        let prompt_tokens = usage.prompt_tokens.filter(|tokens| *tokens > 0);
         let reply_tokens = reply_tokens(conversation, &seen);
         let (output_tokens, output_source) = output_tokens(conversation, &seen);
-        let counted = match (usage.prompt_tokens, &conversation.tokenizer) {
+        let counted = match (prompt_tokens, &conversation.tokenizer) {
             (Some(tokens), _) => Some((tokens, TokenSource::Usage)),
             (None, Some(_)) => Some((self.expected_tokens, TokenSource::Tokenizer)),
             (None, None) => None,
@@ -180,7 +182,7 @@ impl Turn {
             return (record, Next::Completed);
         }
         let reply = reply_tokens.unwrap_or(0);
-        let prompt = usage.prompt_tokens.unwrap_or(self.expected_tokens);
+        let prompt = prompt_tokens.unwrap_or(self.expected_tokens);
         session.turn += 1;
         session.push_reply(&seen.text.answer);
         session.content_tokens = session.content_tokens.saturating_add(reply);
@@ -253,7 +255,9 @@ fn reply_tokens(conversation: &Conversation, seen: &Observed) -> Option<u32> {
 }
 
 fn output_tokens(conversation: &Conversation, seen: &Observed) -> (Option<u32>, Option<TokenSource>) {
-    if let Some(tokens) = seen.usage.and_then(|u| u.completion_tokens) {
+    // No tokens in some events is a server that does not count.
+    let counted = |tokens: &u32| *tokens > 0 || seen.events == 0;
+    if let Some(tokens) = seen.usage.and_then(|u| u.completion_tokens).filter(counted) {
         return (Some(tokens), Some(TokenSource::Usage));
     }
     if seen.events == 0 {

@@ -37,6 +37,8 @@ const MAX_BEYOND_PLAN: f64 = 0.02;
 const MAX_FIRST_TURN_UNEXPECTED: f64 = 0.01;
 /// Failures as a share of completions.
 const MAX_ERROR_RATE: f64 = 0.01;
+/// Requests that were still unanswered when the run ended, as a share of those sent.
+const MAX_UNANSWERED: f64 = 0.005;
 /// Growth of the requests in flight a second, as a share of the requests sent a second.
 const MAX_FLIGHT_GROWTH: f64 = 0.02;
 /// The same over the whole part, as a share of the mean in flight, …
@@ -118,8 +120,16 @@ impl Evidence<'_> {
                     .to_owned();
             reasons.add(ReasonKind::Load, "nothing_measured", text);
         }
+        let latency_s = self.stats.dists.get(&Metric::Latency).and_then(|d| d.avg).map(|ms| ms / 1000.0);
+        let measured_s = self.benchmark.measured_s;
+        if let Some(latency_s) = latency_s.filter(|l| !self.benchmark.statistics_of_all && measured_s < *l) {
+            let text = format!(
+                "the measured part took {measured_s:.2} s, less than one request ({latency_s:.2} s): rates say nothing; \
+                 use more sessions, more requests or a longer duration"
+            );
+            reasons.add(ReasonKind::Load, "too_short", text);
+        }
         if self.last_turn_sent_in_warm_up == Some(false) {
-            let latency_s = self.stats.dists.get(&Metric::Latency).and_then(|d| d.avg).map(|ms| ms / 1000.0);
             // With a server that falls behind, no warm-up is long enough.
             let latency_s = latency_s.filter(|_| !self.is_falling_behind());
             let needed = latency_s.map_or(String::new(), |latency_s| {
@@ -308,6 +318,22 @@ impl Evidence<'_> {
     }
 
     fn judge_server(&self, reasons: &mut Reasons) {
+        let sent: u64 = self.load.turn_mix.iter().map(|t| t.sent).sum();
+        // After a stop by hand they are no wonder.
+        if !self.benchmark.is_partial && self.load.unanswered as f64 > sent as f64 * MAX_UNANSWERED {
+            let text = format!(
+                "{} of {sent} requests were still unanswered when the run ended (--drain-timeout): the longest latencies \
+                 are missing",
+                self.load.unanswered
+            );
+            reasons.add(ReasonKind::Server, "unanswered", text);
+        }
+        let successes = self.stats.dists.get(&Metric::Latency).map_or(0, |d| d.count);
+        if sent > 0 && successes == 0 && !self.benchmark.statistics_of_all {
+            let text =
+                "no request of the measured part was answered with tokens: there are no latencies".to_owned();
+            reasons.add(ReasonKind::Server, "nothing_answered", text);
+        }
         if let Some(rate) = self.stats.error_rate.filter(|rate| *rate > MAX_ERROR_RATE) {
             let text = format!("{} of the requests failed", percent(rate));
             reasons.add(ReasonKind::Server, "errors", text);

@@ -19,6 +19,13 @@ use crate::engine::session::{Dispatch, Turn};
 
 /// Share of the largest possible entropy of turn indices at which the sessions count as spread.
 const STEADY_ENTROPY: f64 = 0.5;
+/// Failures in a row after which a session that takes the place of a failed one starts later and later: against a
+/// server that refuses at once, a closed loop would otherwise turn as fast as the machine can.
+const FAILURES_IN_A_ROW: u32 = 3;
+/// The first such pause; each further failure doubles it.
+const FIRST_PAUSE_S: f64 = 0.01;
+/// The longest.
+const LONGEST_PAUSE_S: f64 = 1.0;
 /// First turns made ahead at most, beyond the first generation.
 const AHEAD: (u64, u64) = (64, 4096);
 
@@ -84,6 +91,7 @@ pub fn conduct(
         next_start: 0,
         active: 0,
         at_turn: vec![0; plan.num_turns as usize + 1],
+        failures_in_a_row: 0,
         cut_open: plan.concurrency,
         is_spread: false,
         outstanding: 0,
@@ -130,6 +138,8 @@ struct Closed {
     active: u64,
     /// Active sessions by the turn that they are at, from 1.
     at_turn: Vec<u64>,
+    /// Failed turns since the last that was answered.
+    failures_in_a_row: u32,
     /// Sessions of the first generation that have not ended.
     cut_open: u32,
     /// Whether the sessions were spread over their turns at some time.
@@ -158,6 +168,10 @@ impl Closed {
                 self.handle(message);
             }
             if self.has_ended(clock.now_ns()) {
+                // The load is whole until a turn is due that is not sent any more.
+                if let Some(Reverse((due_ns, _))) = self.due.peek() {
+                    self.drains_from_ns.get_or_insert(*due_ns);
+                }
                 self.due.clear();
                 self.due_turns.clear();
             }
@@ -241,10 +255,6 @@ impl Closed {
         };
         if turn.session.number >= u64::from(self.plan.concurrency) {
             self.whole_requests += 1;
-            if self.plan.num_requests == Some(self.whole_requests) {
-                // The load ends with this request, which still counts.
-                self.drains_from_ns.get_or_insert(due_ns.max(self.dispatcher.clock.now_ns()) + 1);
-            }
         }
         self.outstanding += 1;
         self.dispatcher.send(turn, Dispatch { due_ns, cap_wait_ns: 0 });
@@ -273,6 +283,7 @@ impl Closed {
             Message::Answered { at_ns } => self.last_ns = self.last_ns.max(at_ns),
             Message::Ready { turn, completed_ns } => {
                 self.outstanding -= 1;
+                self.failures_in_a_row = 0;
                 let at = turn.session.turn as usize;
                 self.at_turn[at - 1] -= 1;
                 self.at_turn[at] += 1;
@@ -305,10 +316,14 @@ impl Closed {
         self.at_turn[turn as usize] -= 1;
         self.active -= 1;
         self.dispatcher.live.sessions_ended.fetch_add(1, Ordering::Relaxed);
-        if broken {
-            self.counts.sessions_failed += 1;
-        } else {
+        let mut pause_ns = 0;
+        if !broken {
+            self.failures_in_a_row = 0;
             self.counts.sessions_completed += 1;
+        } else if !self.dispatcher.abort.is_cancelled() {
+            self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
+            pause_ns = ns(pause_s(self.failures_in_a_row));
+            self.counts.sessions_failed += 1;
         }
         if number < u64::from(self.plan.concurrency) {
             self.cut_open -= 1;
@@ -316,7 +331,7 @@ impl Closed {
         let planned_starts = self.due.len() - self.due_turns.len();
         let more = self.supply.limit.is_none_or(|l| self.supply.next_to_take + (planned_starts as u64) < l);
         if more {
-            self.plan_start(at_ns);
+            self.plan_start(at_ns.saturating_add(pause_ns));
         } else {
             // From here on the pool shrinks: that is not the load that was asked for.
             self.drains_from_ns.get_or_insert(at_ns);
@@ -337,6 +352,14 @@ impl Closed {
         let total: u64 = self.at_turn.iter().sum();
         let most = f64::from(self.plan.concurrency.min(self.plan.num_turns)).log2();
         self.is_spread = entropy_bits(&self.at_turn, total) >= STEADY_ENTROPY * most;
+    }
+}
+
+/// Time before another session takes the place of a failed one.
+fn pause_s(failures_in_a_row: u32) -> f64 {
+    match failures_in_a_row.checked_sub(FAILURES_IN_A_ROW) {
+        None => 0.0,
+        Some(more) => (FIRST_PAUSE_S * 2f64.powi(more.min(16).cast_signed())).min(LONGEST_PAUSE_S),
     }
 }
 
@@ -379,6 +402,13 @@ mod tests {
         assert_eq!(lengths, want);
         assert_eq!(cut_lengths(&plan(20, 5)), cut_lengths(&plan(20, 5)), "fixed by the seed");
         assert_eq!(cut_lengths(&plan(3, 10)).len(), 3);
+    }
+
+    #[test]
+    fn only_failures_in_a_row_make_the_next_session_wait() {
+        assert_eq!([0, 1, 2].map(pause_s), [0.0; 3], "a failure now and then changes nothing");
+        assert_eq!([3, 4, 5].map(pause_s), [0.01, 0.02, 0.04]);
+        assert_eq!([10, 20, u32::MAX].map(pause_s), [1.0; 3]);
     }
 
     #[test]

@@ -188,7 +188,8 @@ impl Open {
                 self.outstanding -= 1;
                 self.dispatcher.live.sessions_ended.fetch_add(1, Ordering::Relaxed);
                 if broken {
-                    self.counts.sessions_failed += 1;
+                    // What we ended ourselves is no failure.
+                    self.counts.sessions_failed += u64::from(!self.dispatcher.abort.is_cancelled());
                     if turn < self.plan.num_turns {
                         self.turns.lost(turn + 1);
                     }

@@ -24,6 +24,7 @@ pub(super) fn report(data: &RunData, selection: &Selection<'_>, flight: &Flight)
         sent: all_sent().count() as u64,
         refused: data.records.iter().filter(|r| r.outcome == Outcome::Refused).count() as u64,
         unsent: counts.unsent,
+        unanswered: sent.iter().filter(|r| r.outcome == Outcome::Aborted).count() as u64,
         asked_rate_per_s: match &data.config.load {
             Load::Open { request_rate_per_s, .. } => Some(*request_rate_per_s),
             Load::Closed { .. } => None,

@@ -11,7 +11,7 @@ mod outcomes;
 mod server;
 mod stream;
 use proto::metric;
-use proto::record::{Phase, Record};
+use proto::record::{Outcome, Phase, Record};
 use proto::report::{Benchmark, Report, SCHEMA_VERSION};
 
 use crate::engine::run_data::RunData;
@@ -40,7 +40,9 @@ impl<'a> Selection<'a> {
             let (from_ns, to_ns) = (phases.measured_from_ns, phases.measured_to_ns);
             return Selection { records: measured, from_ns, to_ns, is_all: false };
         }
-        let (from_ns, to_ns) = span(&data.records);
+        let (from_ns, to_ns) = span(data);
+        // The last completion is inside; what took no time has no rates.
+        let to_ns = to_ns.saturating_add(i64::from(to_ns > from_ns));
         Selection { records: data.records.iter().collect(), from_ns, to_ns, is_all: true }
     }
 
@@ -66,11 +68,13 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// From the first due instant to the last completion.
-fn span(records: &[Record]) -> (i64, i64) {
-    let from_ns = records.iter().map(|r| r.due_ns).min().unwrap_or(0);
-    let to_ns = records.iter().filter_map(|r| r.completed_ns).max().unwrap_or(from_ns);
-    (from_ns, to_ns.max(from_ns))
+/// From the first due instant to the last completion, or to the end of the run where requests were given up at it.
+fn span(data: &RunData) -> (i64, i64) {
+    let from_ns = data.records.iter().map(|r| r.due_ns).min().unwrap_or(0);
+    let is_aborted = |r: &Record| r.outcome == Outcome::Aborted;
+    let given_up_ns = data.records.iter().any(is_aborted).then_some(data.ended_ns);
+    let to_ns = data.records.iter().filter_map(|r| r.completed_ns).chain(given_up_ns).max();
+    (from_ns, to_ns.unwrap_or(from_ns).max(from_ns))
 }
 
 /// Mean of some values; absent when there is none.
@@ -131,15 +135,15 @@ pub fn summarize(data: &RunData) -> Report {
 fn benchmark(data: &RunData, selection: &Selection<'_>) -> Benchmark {
     let count = |is: &dyn Fn(&Record) -> bool| data.records.iter().filter(|r| is(r)).count() as u64;
     let in_phase = |phase| count(&|r| data.phases.of(r.due_ns) == phase);
-    let (from_ns, to_ns) = span(&data.records);
+    let (from_ns, to_ns) = span(data);
     Benchmark {
         total_requests: data.records.len() as u64,
         warmup_requests: in_phase(Phase::WarmUp),
         measured_requests: in_phase(Phase::Measured),
         drain_requests: in_phase(Phase::Drain),
         failed_requests: count(&|r| r.outcome.is_failure()),
-        refused_requests: count(&|r| r.outcome == proto::record::Outcome::Refused),
-        aborted_requests: count(&|r| r.outcome == proto::record::Outcome::Aborted),
+        refused_requests: count(&|r| r.outcome == Outcome::Refused),
+        aborted_requests: count(&|r| r.outcome == Outcome::Aborted),
         duration_s: metric::seconds(to_ns - from_ns),
         measured_s: if selection.is_all { 0.0 } else { selection.seconds() },
         is_partial: data.is_partial,

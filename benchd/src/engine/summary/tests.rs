@@ -93,6 +93,7 @@ fn run(records: Vec<Record>) -> RunData {
         first_chunk_threshold: 3,
         records,
         phases,
+        ended_ns: 4 * S,
         counts: ScheduleCounts::default(),
         steady_state_reached: Some(true),
         last_turn_sent_in_warm_up: None,

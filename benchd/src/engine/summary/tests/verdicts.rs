@@ -418,3 +418,40 @@ fn a_client_that_had_no_cpu_to_spare_says_so() {
     is_suspect(&usage(0.1, 0.0, 0.011), ReasonKind::Client, "cpu_throttled", "throttled for 1.1 %");
     assert_eq!(summarize(&usage(0.5, 0.0, 0.0)).client.process_cores, Some(0.9));
 }
+
+#[test]
+fn requests_that_were_never_answered_are_missed_when_they_are_more_than_a_few() {
+    let unanswered = |n| {
+        with_first(n, |r| {
+            r.outcome = Outcome::Aborted;
+            r.completed_ns = None;
+        })
+    };
+    is_valid(&unanswered(2));
+    is_suspect(&unanswered(3), ReasonKind::Server, "unanswered", "3 of 400 requests were still unanswered");
+    assert_eq!(summarize(&unanswered(3)).load.unanswered, 3);
+    // After a stop there is another reason.
+    let mut stopped = unanswered(3);
+    stopped.is_partial = true;
+    assert_eq!(codes(&summarize(&stopped)), ["partial"]);
+}
+
+#[test]
+fn a_measured_part_without_an_answer_says_so() {
+    let data = with_first(400, |r| {
+        r.outcome = Outcome::Aborted;
+        r.completed_ns = None;
+    });
+    assert!(codes(&summarize(&data)).contains(&"nothing_answered"));
+}
+
+#[test]
+fn a_measured_part_shorter_than_a_request_says_nothing_about_rates() {
+    let short = |length_ns| {
+        let mut data = run(vec![answered(1, S)]);
+        data.phases.measured_to_ns = data.phases.measured_from_ns + length_ns;
+        data
+    };
+    is_valid(&short(200 * MS));
+    is_suspect(&short(180 * MS), ReasonKind::Load, "too_short", "0.18 s, less than one request (0.19 s)");
+}

@@ -123,6 +123,10 @@ impl Exit {
         if successes(report) == 0 || report.benchmark.error_limit_reached {
             return Exit::TooManyFailed;
         }
+        // Nobody here stopped it.
+        if report.benchmark.is_partial {
+            return Exit::Internal;
+        }
         let counts = |kind: ReasonKind| match strict {
             None => false,
             Some(Strict::Any) => true,
@@ -196,6 +200,8 @@ mod tests {
         failed.benchmark.failed_requests = failed.benchmark.total_requests;
         let mut at_limit = sample::report();
         at_limit.benchmark.error_limit_reached = true;
+        let mut cut = sample::report();
+        cut.benchmark.is_partial = true;
         let mut late = sample::report();
         late.verdict = suspect(ReasonKind::Client);
         let mut slow = sample::report();
@@ -213,6 +219,8 @@ mod tests {
             (&slow, false, None, Some(Strict::Client), 0),
             (&failed, false, None, None, 5),
             (&at_limit, false, None, None, 5),
+            (&cut, false, None, None, 1),
+            (&cut, false, sigterm, None, 143),
             (&at_limit, false, sigint, None, 130),
             (&failed, false, sigint, None, 130),
             (&good, false, sigterm, Some(Strict::Any), 143),

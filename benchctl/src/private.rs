@@ -73,7 +73,7 @@ impl Daemon {
         if let CallError::Io(_) = &error {
             // The socket may be gone a moment before its process.
             std::thread::sleep(BETWEEN_SOCKET_AND_PROCESS);
-            if let Some(ended) = self.process.early_end("before its answer; what it said stands above") {
+            if let Some(ended) = self.process.early_end("before its answer, and the run's records with it") {
                 return ended;
             }
         }

@@ -100,9 +100,9 @@ impl Screen {
                 let text = failure(event).unwrap_or_default();
                 self.above_the_bar(|| line(&text));
             }
-            Event::Dropped { reason } => {
-                self.above_the_bar(|| say(format_args!("no more progress: {reason}")))
-            }
+            Event::Dropped { reason } => self.above_the_bar(|| {
+                say(format_args!("progress is no longer shown, and the run goes on: {reason}"))
+            }),
             Event::Notice { .. } | Event::Failure { .. } | Event::RunEnded {} => {}
         }
     }

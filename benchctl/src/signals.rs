@@ -46,6 +46,9 @@ pub enum OnFirst {
 impl Signals {
     /// Takes the signals over.
     pub fn install() -> Result<Signals, Trouble> {
+        // A file that may not grow any more is an error of its write, and not the end of us.
+        signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default())
+            .map_err(|e| Trouble::internal(format!("signals: {e}")))?;
         let mut watched = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
             watched.push(SIGHUP);

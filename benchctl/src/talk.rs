@@ -2,12 +2,14 @@
 
 use std::io::Write;
 
+use crate::render::harmless;
+
 /// Prints a sentence for a person, after our name.
 pub fn say(text: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr().lock(), "benchctl: {text}");
+    line(format_args!("benchctl: {text}"));
 }
 
-/// Prints a line as it is.
+/// Prints a line without a name before it.
 pub fn line(text: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", harmless(&text.to_string()));
 }

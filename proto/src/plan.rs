@@ -241,10 +241,23 @@ impl Plan {
     }
 }
 
+/// Fields of a request's body that the plan sets, and that nothing may set otherwise.
+const OUR_FIELDS: [&str; 5] = ["model", "messages", "max_tokens", "max_completion_tokens", "stream"];
+
+/// Headers that belong to HTTP's framing.
+fn is_framing(name: &str) -> bool {
+    ["content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"]
+        .iter()
+        .any(|framing| name.eq_ignore_ascii_case(framing))
+}
+
 impl Target {
     /// Checks what can be checked without asking the server.
     pub fn validate(&self) -> Result<(), String> {
-        let scheme_ok = self.url.starts_with("http://") || self.url.starts_with("https://");
+        let has_scheme = |scheme: &str| {
+            self.url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+        };
+        let scheme_ok = has_scheme("http://") || has_scheme("https://");
         if !scheme_ok {
             return Err(format!(
                 "the URL must start with http:// or https://, got {:?}; for example http://localhost:8000",
@@ -260,6 +273,20 @@ impl Target {
             if rest.split(['/', '?', '#']).next().is_some_and(|host| host.contains('@')) {
                 return Err("metrics_url must not hold user info".to_owned());
             }
+        }
+        if self.url.contains(['?', '#']) {
+            return Err(format!("the URL must be a base without a query or fragment, got {:?}", self.url));
+        }
+        if let Some(name) = self.headers.iter().map(|(name, _)| name).find(|name| is_framing(name)) {
+            return Err(format!(
+                "the header {name:?} describes the connection and is not for a request to set"
+            ));
+        }
+        let ours = |name: &&String| OUR_FIELDS.contains(&name.as_str());
+        if let Some(name) = self.extra_body.keys().find(ours) {
+            return Err(format!(
+                "the extra body must leave {name:?} alone: the plan sets it (model, output tokens, messages, stream)"
+            ));
         }
         seconds_above_zero("request_timeout_s", self.request_timeout_s)?;
         seconds("ready_timeout_s", self.ready_timeout_s)
@@ -416,6 +443,21 @@ mod tests {
         }
         let workload = Workload { hit_rate: Some(f64::NAN), ..Workload::default() };
         assert!(workload.validate().unwrap_err().contains("hit_rate must be from 0 to 1"));
+    }
+
+    #[test]
+    fn a_target_says_nothing_that_is_the_plans_or_the_connections() {
+        let refusal = |change: &str| {
+            let text = format!(r#"{{"url":"http://h"{change}}}"#);
+            serde_json::from_str::<Target>(&text).unwrap().validate().unwrap_err()
+        };
+        assert!(refusal(r#","headers":[["Content-Length","3"]]"#).contains("Content-Length"));
+        assert!(refusal(r#","extra_body":{"max_tokens":3}"#).contains("max_tokens"));
+        let target =
+            |url: &str| serde_json::from_str::<Target>(&format!(r#"{{"url":"{url}"}}"#)).unwrap().validate();
+        assert!(target("http://h/v1?key=1").unwrap_err().contains("query"));
+        assert!(target("HTTP://h").is_ok() && target("https://h/x/v1/").is_ok());
+        assert!(target("ftp://h").is_err() && target("h").is_err());
     }
 
     #[test]

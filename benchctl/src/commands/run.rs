@@ -172,6 +172,8 @@ fn conclude(
         && let Some(why) = exit::why_failed(&finished.report)
     {
         say(why);
+    } else if exit == Exit::Internal {
+        say("benchd was stopped from outside: this is the report of a part of the run");
     }
     Ok(if finished.damage.is_some() && exit == Exit::Done { Exit::Internal } else { exit })
 }

@@ -5,6 +5,7 @@ mod report;
 mod spec;
 mod table;
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use proto::report::{Report, SmokeReport};
@@ -37,13 +38,29 @@ pub enum Next {
 
 /// The whole report: verdict, workload, results, what to do next.
 pub fn run(view: &RunView<'_>, out: &mut impl Write) -> io::Result<()> {
-    report::verdict(view.report, view.is_coloured, out)?;
-    report::config(view.report, out)?;
-    writeln!(out)?;
-    spec(&view.report.spec, out)?;
-    report::results(view.report, out)?;
-    writeln!(out)?;
-    next(view.next, out)
+    report::trust(view.report, view.is_coloured, out)?;
+    let mut text = Vec::new();
+    report::reasons(view.report, &mut text)?;
+    report::config(view.report, &mut text)?;
+    writeln!(text)?;
+    spec(&view.report.spec, &mut text)?;
+    report::results(view.report, &mut text)?;
+    writeln!(text)?;
+    next(view.next, &mut text)?;
+    out.write_all(harmless(&String::from_utf8_lossy(&text)).as_bytes())
+}
+
+/// Text from a server may hold anything; on a terminal it must not move the cursor, ring or change colours.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| c.is_control() && c != '\n';
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_harmful(c) { clean.extend(c.escape_default()) } else { clean.push(c) }
+    }
+    Cow::Owned(clean)
 }
 
 /// What to do next.
@@ -57,14 +74,30 @@ pub fn next(next: &Next, out: &mut impl Write) -> io::Result<()> {
 
 /// What a smoke request found.
 pub fn smoke(report: &SmokeReport, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "{} answers as {}", report.url, report.model)?;
+    let mut text = Vec::new();
+    smoke_text(report, &mut text)?;
+    out.write_all(harmless(&String::from_utf8_lossy(&text)).as_bytes())
+}
+
+/// Models that are shown of a server's list.
+const MODELS_SHOWN: usize = 10;
+
+fn smoke_text(report: &SmokeReport, out: &mut impl Write) -> io::Result<()> {
+    // A name is one line, whatever is in it.
+    let one_line = |name: &str| name.replace('\n', "\\n");
+    writeln!(out, "{} answers as {}", report.url, one_line(&report.model))?;
     writeln!(out, "  TTFT      {} ms", ms(report.ttft_ms))?;
     writeln!(out, "  latency   {} ms", ms(report.latency_ms))?;
     let tokens = |n: Option<u32>| decimal(n.map(f64::from), 0);
     writeln!(out, "  tokens    {} in, {} out", tokens(report.input_tokens), tokens(report.output_tokens))?;
     writeln!(out, "  reply     {:?}", report.reply)?;
     let models = match &report.models {
-        Some(models) => models.join(", "),
+        Some(models) => {
+            let names: Vec<String> = models.iter().take(MODELS_SHOWN).map(|name| one_line(name)).collect();
+            let rest = models.len().saturating_sub(MODELS_SHOWN);
+            let more = if rest > 0 { format!(", and {rest} more") } else { String::new() };
+            format!("{}{more}", names.join(", "))
+        }
         None => MISSING.to_owned(),
     };
     writeln!(out, "  models    {models}")?;
@@ -116,6 +149,14 @@ mod tests {
     #[test]
     fn a_run_in_which_nothing_was_measured_shows_no_zeros_for_what_is_missing() {
         insta::assert_snapshot!(run_text(&sample::empty_report(), Next::NotSaved));
+    }
+
+    #[test]
+    fn text_from_outside_cannot_drive_the_terminal() {
+        assert_eq!(harmless("a\u{1b}[31mred\u{7}\r\u{9b}1m\nb"), "a\\u{1b}[31mred\\u{7}\\r\\u{9b}1m\nb");
+        let mut report = sample::report();
+        report.config.model = "m\u{1b}[2J".into();
+        assert!(!run_text(&report, Next::NotSaved).contains('\u{1b}'));
     }
 
     #[test]

@@ -14,17 +14,21 @@ use super::table::{MISSING, Table, count, counted, decimal, ms, percent};
 /// Longest sample of a failure that is shown, in characters.
 const SAMPLE_SHOWN: usize = 200;
 
-/// Writes whether the numbers can be trusted, and why not.
-pub(super) fn verdict(report: &Report, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
+/// Writes whether the numbers can be trusted.
+pub(super) fn trust(report: &Report, is_coloured: bool, out: &mut impl Write) -> io::Result<()> {
     let (word, colour) = match report.verdict.trust {
         Trust::Valid => ("valid", 32),
         Trust::Suspect => ("suspect", 33),
     };
     if is_coloured {
-        writeln!(out, "verdict: \u{1b}[{colour}m{word}\u{1b}[0m")?;
+        writeln!(out, "verdict: \u{1b}[{colour}m{word}\u{1b}[0m")
     } else {
-        writeln!(out, "verdict: {word}")?;
+        writeln!(out, "verdict: {word}")
     }
+}
+
+/// Writes why they cannot.
+pub(super) fn reasons(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for reason in &report.verdict.reasons {
         let kind = match reason.kind {
             ReasonKind::Client => "client",
@@ -52,7 +56,12 @@ pub(super) fn config(report: &Report, out: &mut impl Write) -> io::Result<()> {
                 duration_s.map(|s| format!("{s} s")),
             ];
             let ends: Vec<String> = ends.into_iter().flatten().collect();
-            writeln!(out, "closed loop of {concurrency} active sessions, for {}", ends.join(" or "))
+            writeln!(
+                out,
+                "closed loop of {}, for {}",
+                counted(u64::from(*concurrency), "active session"),
+                ends.join(" or ")
+            )
         }
         Load::Open { request_rate_per_s, duration_s, warm_up_s, arrival, max_concurrency, .. } => {
             let arrival = match arrival {

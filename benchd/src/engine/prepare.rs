@@ -55,12 +55,6 @@ pub async fn prepare(
     stop: &CancellationToken,
 ) -> Result<Prepared, Failure> {
     let spec = solve_plan(plan)?;
-    if plan.target.extra_body.contains_key("messages")
-        || plan.target.extra_body.get("stream") == Some(&false.into())
-    {
-        let text = "the extra body must leave \"messages\" and \"stream\" alone: benchd makes the one and needs the other";
-        return Err(Failure::new(ErrorCode::BadValue, text));
-    }
     let server = Server::new(&plan.target, secrets)?;
     let ready_timeout = Duration::from_secs_f64(plan.target.ready_timeout_s);
     let wanted = plan.target.model.as_deref();

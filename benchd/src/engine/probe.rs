@@ -132,8 +132,11 @@ async fn list_models(server: &Server) -> Result<Option<Vec<String>>, NotReady> {
         Err(error) => {
             let is_final = is_certificate_fault(&error);
             let why = server.redact(&chain(&error.without_url()));
+            let through =
+                server.proxy.as_ref().map(|p| format!(" through the proxy {p}")).unwrap_or_default();
             let mut not_ready = NotReady::for_now(format!(
-                "cannot reach {}: {why}; check that the server runs there, or wait for it with --ready-timeout SECONDS",
+                "cannot reach {}{through}: {why}; check that the server runs there, or wait for it longer with \
+                 --ready-timeout SECONDS",
                 server.root
             ));
             not_ready.is_final = is_final;
@@ -186,7 +189,10 @@ fn choose_model(server: &Server, wanted: Option<&str>, listed: Option<&[String]>
         )),
         (None, _) => Err(Failure::new(
             ErrorCode::UnknownModel,
-            format!("the server at {} lists no model; name one with -m MODEL", server.root),
+            format!(
+                "the server at {} lists no model at /v1/models; check the URL, or name a model with -m MODEL",
+                server.root
+            ),
         )),
     }
 }

@@ -26,6 +26,8 @@ pub struct Server {
     pub client: reqwest::Client,
     /// Never keeps one: for the request that goes out again after a kept connection turned out to be closed.
     pub fresh_client: reqwest::Client,
+    /// Proxy, without user info; absent: none.
+    pub proxy: Option<String>,
     /// Base URL without `/v1` and without a slash at its end.
     pub root: String,
     /// URL of chat completions.
@@ -82,7 +84,11 @@ impl Server {
             }
             builder.build().map_err(|e| bad(format!("the HTTP client cannot be set up: {}", chain(&e))))
         };
+        let proxy = target.proxy.as_deref().and_then(|url| reqwest::Url::parse(url).ok());
+        let proxy =
+            proxy.and_then(|url| Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?)));
         Ok(Server {
+            proxy,
             client: build(true)?,
             fresh_client: build(false)?,
             root,

@@ -200,7 +200,7 @@ impl Client {
         }
         // The actor let go of us: because we fell behind, or because the daemon goes down.
         if control.hello().await.is_ok() {
-            let reason = "this reader fell too far behind; watch again to go on".to_owned();
+            let reason = "events came faster than this reader took them".to_owned();
             self.event(&Event::Dropped { reason }).await?;
         }
         Ok(())

@@ -121,6 +121,9 @@ fn counts_stand_beside(saved: &Saved) {
     let turns = saved.at("/per_turn").as_array().unwrap();
     for object in turns.iter().chain([saved.at("/stats")]) {
         for name in object.as_object().unwrap().keys() {
+            // The two ends of an interval are of the values of what it is around.
+            let around = name.strip_prefix("ci95_low_").or_else(|| name.strip_prefix("ci95_high_"));
+            let name = around.unwrap_or(name);
             let Some((_, metric)) = name.strip_suffix("_ms").and_then(|name| name.split_once('_')) else {
                 continue;
             };

@@ -287,6 +287,7 @@ fn record(due_s: f64, ttft_s: f64) -> Record {
         completed_ns: Some(first_ns),
         events: 1,
         reads: 1,
+        is_whole: false,
         gaps: Gaps::default(),
         event_tokens: None,
         outcome: Outcome::Ok,

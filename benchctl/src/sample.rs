@@ -127,7 +127,7 @@ pub(crate) fn report() -> Report {
             },
             "own_prompt_tokens": 202_000, "own_cached_tokens": 115_382,
         },
-        "stream": { "tokens_per_event": 1.0, "events_per_read": 1.0, "burst_share": 0.0, "is_bursty": false },
+        "stream": { "tokens_per_event": 1.0, "events_per_read": 1.0, "burst_share": 0.0, "is_bursty": false, "whole_answers": 0 },
         "client": {
             "stalls": 0, "longest_stall_ms": null, "requests_in_stalls": 0, "process_cores": 0.213,
             "busiest_thread": "data", "busiest_thread_cores": 0.127, "stolen_share": 0.0, "throttled_share": null,

@@ -194,7 +194,7 @@ fn a_saved_file_has_these_names() {
     let row = "session_id turn phase outcome http_status error due_ms sent_ms start_time_ms completed_ms cap_wait_ms \
                dispatch_lag_ms ttft_ms ttfo_ms fc_ms tpot_ms itl_ms latency_ms input_tokens input_tokens_source \
                planned_input_tokens output_tokens output_tokens_source cached_tokens expected_cached_tokens \
-               reply_tokens reasoning_tokens events reads finish_reason new_connection resent";
+               reply_tokens reasoning_tokens events reads is_whole finish_reason new_connection resent";
     let load = "planned_slots sent refused unsent unanswered asked_rate_per_s planned_rate_per_s sent_rate_per_s planned_isl \
                 achieved_isl planned_osl achieved_osl exact_prompts residuals uncounted_prompts turn_mix \
                 sessions_{started,completed,failed,beyond_plan,cut_short} ready_wait_ms mean_in_flight peak_in_flight \

@@ -312,6 +312,7 @@ mod tests {
             completed_ns: Some(last),
             events: u32::try_from(gaps_ms.len()).unwrap() + 1,
             reads: u32::try_from(gaps_ms.len()).unwrap() + 1,
+            is_whole: false,
             gaps,
             event_tokens: None,
             outcome: Outcome::Ok,

@@ -35,6 +35,8 @@ pub struct Record {
     pub events: u32,
     /// Reads of the connection that brought content events; fewer than events where several came at once.
     pub reads: u32,
+    /// Whether the answer came whole, although a stream was asked for: its first token is its last.
+    pub is_whole: bool,
     /// Gaps between successive content events.
     pub gaps: Gaps,
     /// Tokens of each content event, when they are not one each.
@@ -248,6 +250,9 @@ pub struct Row {
     /// Reads of the connection that brought them.
     #[serde(default)]
     pub reads: u32,
+    /// Whether the answer came whole, although a stream was asked for.
+    #[serde(default)]
+    pub is_whole: bool,
     /// The server's finish reason.
     pub finish_reason: Option<String>,
     /// Whether a connection was made for it.
@@ -317,6 +322,7 @@ impl Row {
             reply_tokens: record.reply_tokens,
             events: record.events,
             reads: record.reads,
+            is_whole: record.is_whole,
             finish_reason: record.finish_reason.as_deref().map(str::to_owned),
             new_connection: record.new_connection,
             resent: record.resent,

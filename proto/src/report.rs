@@ -416,6 +416,9 @@ pub struct StreamReport {
     /// Whether that share is so large ([`MAX_BURST_SHARE`]) that gaps between events are the path's and not the
     /// model's.
     pub is_bursty: bool,
+    /// Answers that came whole, although a stream was asked for: their TTFT is their latency.
+    #[serde(default)]
+    pub whole_answers: u64,
 }
 
 /// Share of events that come together with another above which a stream counts as bursty.

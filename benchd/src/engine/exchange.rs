@@ -54,6 +54,8 @@ pub struct Observed {
     pub events: u32,
     /// Reads that brought some.
     pub reads: u32,
+    /// Whether the answer was no stream.
+    pub is_whole: bool,
     /// Gaps between them.
     pub gaps: Gaps,
     /// Output text: the answer, and what is no part of it.
@@ -385,6 +387,7 @@ async fn read_whole(
     outgoing: &Outgoing,
     seen: &mut Observed,
 ) -> Result<(), Broken> {
+    seen.is_whole = true;
     let mut body = Vec::from(first);
     while let Some(bytes) = response.chunk().await.map_err(broken)? {
         body.extend_from_slice(&bytes);
@@ -407,6 +410,7 @@ impl Observed {
             completed_ns: None,
             events: 0,
             reads: 0,
+            is_whole: false,
             gaps: Gaps::with_capacity(expected_events as usize),
             text: Text::default(),
             usage_steps: Vec::new(),

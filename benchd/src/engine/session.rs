@@ -156,6 +156,7 @@ impl Turn {
             completed_ns: seen.completed_ns,
             events: seen.events,
             reads: seen.reads,
+            is_whole: seen.is_whole,
             gaps: std::mem::take(&mut seen.gaps),
             event_tokens: event_tokens(conversation, &seen, output_tokens),
             outcome: seen.outcome,

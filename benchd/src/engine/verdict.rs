@@ -4,7 +4,7 @@
 use proto::metric::Metric;
 use proto::plan::Load;
 use proto::report::{
-    Benchmark, ClientReport, HitRates, LoadReport, Reason, ReasonKind, Stats, Trust, Verdict,
+    Benchmark, ClientReport, HitRates, LoadReport, Reason, ReasonKind, Stats, StreamReport, Trust, Verdict,
 };
 use proto::spec::Spec;
 
@@ -39,6 +39,8 @@ const MAX_FIRST_TURN_UNEXPECTED: f64 = 0.01;
 const MAX_ERROR_RATE: f64 = 0.01;
 /// Requests that were still unanswered when the run ended, as a share of those sent.
 const MAX_UNANSWERED: f64 = 0.005;
+/// Answers that were no stream, as a share of the requests sent.
+const MAX_WHOLE_ANSWERS: f64 = 0.005;
 /// Growth of the requests in flight a second, as a share of the requests sent a second.
 const MAX_FLIGHT_GROWTH: f64 = 0.02;
 /// The same over the whole part, as a share of the mean in flight, …
@@ -64,6 +66,8 @@ pub struct Evidence<'a> {
     pub load: &'a LoadReport,
     /// Its hit rates.
     pub hit_rate: &'a HitRates,
+    /// How the replies arrived.
+    pub stream: &'a StreamReport,
     /// What was seen of ourselves.
     pub client: &'a ClientReport,
     /// Open loop: whether a last turn was sent before warm-up ended.
@@ -327,6 +331,14 @@ impl Evidence<'_> {
                 self.load.unanswered
             );
             reasons.add(ReasonKind::Server, "unanswered", text);
+        }
+        let whole = self.stream.whole_answers;
+        if whole as f64 > sent as f64 * MAX_WHOLE_ANSWERS {
+            let text = format!(
+                "{whole} answers came whole although a stream was asked for: their TTFT is their latency, and there is no \
+                 TPOT"
+            );
+            reasons.add(ReasonKind::Server, "not_streamed", text);
         }
         let successes = self.stats.dists.get(&Metric::Latency).map_or(0, |d| d.count);
         if sent > 0 && successes == 0 && !self.benchmark.statistics_of_all {

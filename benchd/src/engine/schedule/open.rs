@@ -330,6 +330,7 @@ fn refused(due_ns: i64) -> Record {
         completed_ns: None,
         events: 0,
         reads: 0,
+        is_whole: false,
         gaps: Gaps::default(),
         event_tokens: None,
         outcome: Outcome::Refused,

@@ -97,6 +97,7 @@ pub fn summarize(data: &RunData) -> Report {
     let server = server::report(data, &selection);
     let hit_rate = hit_rate::rates(data, &selection, &server);
     let benchmark = benchmark(data, &selection);
+    let stream = stream::report(&selection);
     let client = client::report(data, &selection);
     let verdict = verdict(&Evidence {
         spec: &data.spec,
@@ -105,6 +106,7 @@ pub fn summarize(data: &RunData) -> Report {
         stats: &stats,
         load: &load,
         hit_rate: &hit_rate,
+        stream: &stream,
         client: &client,
         last_turn_sent_in_warm_up: data.last_turn_sent_in_warm_up,
         planned_slots_measured: data.counts.planned_slots_measured,
@@ -121,7 +123,7 @@ pub fn summarize(data: &RunData) -> Report {
         per_turn: latency::per_turn(&data.spec, &selection),
         load,
         hit_rate,
-        stream: stream::report(&selection),
+        stream,
         client,
         failures: outcomes::failures(&data.records),
         preparation: data.preparation.clone(),

@@ -17,6 +17,7 @@ pub(super) fn report(selection: &Selection<'_>) -> StreamReport {
         tokens_per_event: share(sum(|r| u64::from(r.output_tokens.unwrap_or(0))), sum(counted)),
         events_per_read: share(events, sum(|r| u64::from(r.reads))),
         burst_share,
+        whole_answers: selection.successes().filter(|r| r.is_whole).count() as u64,
         is_bursty: burst_share.is_some_and(|share| share > MAX_BURST_SHARE),
     }
 }

@@ -142,6 +142,7 @@ fn answered(turn: u32, due_ns: i64) -> Record {
         completed_ns: None,
         events: 0,
         reads: 0,
+        is_whole: false,
         gaps: Gaps::default(),
         event_tokens: None,
         outcome: Outcome::Ok,

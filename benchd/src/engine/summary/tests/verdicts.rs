@@ -350,6 +350,7 @@ fn growth_is_a_reason_only_beyond_each_of_its_bounds() {
             stats: &report.stats,
             load: &report.load,
             hit_rate: &report.hit_rate,
+            stream: &report.stream,
             client: &report.client,
             last_turn_sent_in_warm_up: None,
             planned_slots_measured: None,
@@ -454,4 +455,11 @@ fn a_measured_part_shorter_than_a_request_says_nothing_about_rates() {
     };
     is_valid(&short(200 * MS));
     is_suspect(&short(180 * MS), ReasonKind::Load, "too_short", "0.18 s, less than one request (0.19 s)");
+}
+
+#[test]
+fn answers_that_were_no_streams_have_no_time_to_first_token() {
+    let whole = |n| with_first(n, |r| r.is_whole = true);
+    is_valid(&whole(2));
+    is_suspect(&whole(3), ReasonKind::Server, "not_streamed", "3 answers came whole");
 }

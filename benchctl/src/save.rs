@@ -2,13 +2,13 @@
 //! the records come in: a temporary file beside it, renamed when it is whole. Memory use does not grow with it.
 
 use std::fs::{File, Permissions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use proto::plan::Load;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, PersistError};
 
 use crate::args::OutputArgs;
 use crate::exit::{Exit, Trouble};
@@ -82,6 +82,12 @@ impl Destination {
         }
     }
 
+    /// The same name in the folder for temporary files, where nothing is replaced.
+    fn refuge(&self) -> Destination {
+        let name = self.path.file_name().unwrap_or_default();
+        Destination { path: std::env::temp_dir().join(name), may_replace: false }
+    }
+
     fn temporary(&self) -> io::Result<NamedTempFile> {
         let mut prefix = std::ffi::OsString::from(".");
         prefix.push(self.path.file_name().unwrap_or_default());
@@ -95,62 +101,146 @@ impl Destination {
     }
 }
 
-/// A result that is being written.
+/// Bytes that are gathered before they are written.
+const GATHERED: usize = 1 << 16;
+
+/// A result that is being written. Where its place fails, a full disk or a folder that is gone, it moves to the
+/// folder for temporary files: what was measured is not lost with the place.
 #[derive(Debug)]
 pub struct Writing {
-    destination: Destination,
-    out: BufWriter<NamedTempFile>,
+    place: Place,
+    /// What is not written yet.
+    gathered: Vec<u8>,
+    /// Bytes that are safely in the file.
+    written: u64,
     rows: u64,
+    /// Why it had to move.
+    moved: Option<io::Error>,
     signals: Signals,
+}
+
+/// A file that has no name yet, and the one that it is to have.
+#[derive(Debug)]
+struct Place {
+    destination: Destination,
+    file: NamedTempFile,
+}
+
+/// A result that was written.
+#[derive(Debug)]
+pub struct Saved {
+    /// Where it is: not where it should be if that name was taken meanwhile, or if that place failed.
+    pub path: PathBuf,
+    /// Why that place failed.
+    pub moved: Option<io::Error>,
 }
 
 impl Writing {
     /// Begins with the report, as it came.
     pub fn begin(destination: &Destination, report_json: &str, signals: &Signals) -> io::Result<Writing> {
-        let file = destination.temporary()?;
-        signals.add_litter(file.path());
-        let mut out = BufWriter::with_capacity(1 << 16, file);
         let open = report_json.trim_end().strip_suffix('}').ok_or(io::ErrorKind::InvalidData)?;
-        out.write_all(open.as_bytes())?;
-        out.write_all(b",\n\"raw_metrics\":[")?;
-        Ok(Writing { destination: destination.clone(), out, rows: 0, signals: signals.clone() })
+        let (place, moved) = match Place::at(destination.clone(), signals) {
+            Ok(place) => (place, None),
+            Err(error) => (Place::at(destination.refuge(), signals)?, Some(error)),
+        };
+        let gathered = format!("{open},\n\"raw_metrics\":[").into_bytes();
+        Ok(Writing { place, gathered, written: 0, rows: 0, moved, signals: signals.clone() })
     }
 
     /// Adds a record's line, as it came.
     pub fn row(&mut self, line: &str) -> io::Result<()> {
-        self.out.write_all(if self.rows == 0 { b"\n" } else { b",\n" })?;
+        self.gathered.extend_from_slice(if self.rows == 0 { b"\n" } else { b",\n" });
         self.rows += 1;
-        self.out.write_all(line.trim_end().as_bytes())
+        self.gathered.extend_from_slice(line.trim_end().as_bytes());
+        if self.gathered.len() < GATHERED { Ok(()) } else { self.write() }
     }
 
-    /// Ends the file and gives it its name. The path is another one if that name was taken meanwhile.
-    pub fn finish(mut self) -> io::Result<PathBuf> {
-        self.out.write_all(b"\n]}\n")?;
-        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_all()?;
+    /// Ends the file and gives it its name.
+    pub fn finish(mut self) -> io::Result<Saved> {
+        self.gathered.extend_from_slice(b"\n]}\n");
+        self.write()?;
+        if let Err(error) = self.place.file.as_file().sync_all() {
+            self.take_refuge(error)?;
+        }
+        let Writing { place, written, moved, signals, .. } = self;
+        match (place.persist(&signals), moved) {
+            (Ok(path), moved) => Ok(Saved { path, moved }),
+            (Err((error, place)), None) => {
+                let place = place.refuge(written, &signals)?;
+                let path = place.persist(&signals).map_err(|(error, _)| error)?;
+                Ok(Saved { path, moved: Some(error) })
+            }
+            (Err((error, _)), Some(_)) => Err(error),
+        }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        if let Err(error) = self.place.file.write_all(&self.gathered) {
+            self.take_refuge(error)?;
+            self.place.file.write_all(&self.gathered)?;
+        }
+        self.written += self.gathered.len() as u64;
+        self.gathered.clear();
+        Ok(())
+    }
+
+    /// Goes on elsewhere; once.
+    fn take_refuge(&mut self, why: io::Error) -> io::Result<()> {
+        if self.moved.is_some() {
+            return Err(why);
+        }
+        self.place = self.place.refuge(self.written, &self.signals)?;
+        self.moved = Some(why);
+        Ok(())
+    }
+}
+
+impl Place {
+    fn at(destination: Destination, signals: &Signals) -> io::Result<Place> {
+        let file = destination.temporary()?;
+        signals.add_litter(file.path());
+        Ok(Place { destination, file })
+    }
+
+    /// Another in the folder for temporary files, with the first bytes of this one.
+    fn refuge(&self, bytes: u64, signals: &Signals) -> io::Result<Place> {
+        let mut other = Place::at(self.destination.refuge(), signals)?;
+        let mut old = self.file.as_file().try_clone()?;
+        old.rewind()?;
+        io::copy(&mut old.take(bytes), &mut other.file)?;
+        signals.forget_litter(self.file.path());
+        Ok(other)
+    }
+
+    /// Gives the file its name.
+    fn persist(self, signals: &Signals) -> Result<PathBuf, (io::Error, Place)> {
+        let Place { destination, file } = self;
         let temporary = file.path().to_owned();
-        let folder = self.destination.folder().to_owned();
-        let path = if self.destination.may_replace {
-            file.persist(&self.destination.path).map_err(|e| e.error)?;
-            self.destination.path
+        let named = if destination.may_replace {
+            file.persist(&destination.path).map(|_| destination.path.clone())
         } else {
-            persist_under_a_free_name(file, &self.destination.path)?
+            persist_under_a_free_name(file, &destination.path)
         };
-        self.signals.forget_litter(&temporary);
-        // The rename itself; some file systems cannot, and the data is safe already.
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        Ok(path)
+        match named {
+            Ok(path) => {
+                signals.forget_litter(&temporary);
+                // The rename itself; some file systems cannot, and the data is safe already.
+                let _ = File::open(destination.folder()).and_then(|folder| folder.sync_all());
+                Ok(path)
+            }
+            Err(refused) => Err((refused.error, Place { destination, file: refused.file })),
+        }
     }
 }
 
 /// Nothing measured is lost, and nothing that exists is replaced: `name.json`, else `name-2.json` and so on.
-fn persist_under_a_free_name(mut file: NamedTempFile, path: &Path) -> io::Result<PathBuf> {
+fn persist_under_a_free_name(mut file: NamedTempFile, path: &Path) -> Result<PathBuf, PersistError> {
     let mut candidate = path.to_owned();
     for n in 2..1000 {
         match file.persist_noclobber(&candidate) {
             Ok(_) => return Ok(candidate),
             Err(refused) if refused.error.kind() == io::ErrorKind::AlreadyExists => file = refused.file,
-            Err(refused) => return Err(refused.error),
+            Err(refused) => return Err(refused),
         }
         let mut name = path.file_stem().unwrap_or_default().to_owned();
         name.push(format!("-{n}"));
@@ -160,7 +250,7 @@ fn persist_under_a_free_name(mut file: NamedTempFile, path: &Path) -> io::Result
         }
         candidate = path.with_file_name(name);
     }
-    Err(io::ErrorKind::AlreadyExists.into())
+    Err(PersistError { error: io::ErrorKind::AlreadyExists.into(), file })
 }
 
 fn is_bare(path: &Path) -> bool {
@@ -261,13 +351,36 @@ mod tests {
                 writing.row(&format!("{{\"turn\":{n}}}\n")).unwrap();
             }
             let saved = writing.finish().unwrap();
-            assert_eq!(saved, dir.path().join(name));
+            assert_eq!((&saved.path, saved.moved.is_none()), (&dir.path().join(name), true));
             let value: serde_json::Value =
-                serde_json::from_str(&std::fs::read_to_string(&saved).unwrap()).unwrap();
+                serde_json::from_str(&std::fs::read_to_string(&saved.path).unwrap()).unwrap();
             assert_eq!(value["a"]["b"], 1);
             assert_eq!(value["raw_metrics"].as_array().unwrap().len(), rows);
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_result_whose_folder_is_gone_is_saved_whole_elsewhere() {
+        for rows in [1, 5000] {
+            let dir = tempfile::tempdir().unwrap();
+            let name = format!("benchctl-test-{}-{rows}.json", std::process::id());
+            let destination = choose(&output(Some(&dir.path().join(&name)), None, false)).unwrap().unwrap();
+            let mut writing = Writing::begin(&destination, r#"{"a":1}"#, &Signals::unheard()).unwrap();
+            // More than what is gathered is in the file by then.
+            for n in 0..rows {
+                writing.row(&format!("{{\"turn\":{n},\"padding\":\"0123456789\"}}\n")).unwrap();
+            }
+            std::fs::remove_dir_all(dir.path()).unwrap();
+            let saved = writing.finish().unwrap();
+            assert_eq!(saved.path, std::env::temp_dir().join(&name));
+            assert_eq!(saved.moved.unwrap().kind(), io::ErrorKind::NotFound);
+            let text = std::fs::read_to_string(&saved.path).unwrap();
+            std::fs::remove_file(&saved.path).unwrap();
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(value["raw_metrics"].as_array().unwrap().len(), rows);
+            assert_eq!(value["raw_metrics"][rows - 1]["turn"], rows - 1);
+        }
     }
 
     #[test]

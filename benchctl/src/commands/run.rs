@@ -16,7 +16,7 @@ use crate::exit::{self, Exit, Trouble};
 use crate::private::{Daemon, Sim};
 use crate::progress::{Show, Watch};
 use crate::render::{self, Next, RunView};
-use crate::save::{Destination, Writing};
+use crate::save::{Destination, Saved, Writing};
 use crate::secrets::FromArgs;
 use crate::signals::{OnFirst, Signals};
 use crate::talk::say;
@@ -27,8 +27,8 @@ pub(crate) struct Finished {
     pub(crate) raw: Box<RawValue>,
     /// The report.
     pub(crate) report: Report,
-    /// Where it was saved, or why it was not; absent when that was not asked for.
-    pub(crate) saved: Option<Result<PathBuf, Trouble>>,
+    /// What became of the file; absent when none was asked for.
+    pub(crate) saved: Option<SavedAs>,
     /// What is wrong with the records that came, if anything.
     pub(crate) damage: Option<Trouble>,
 }
@@ -82,7 +82,28 @@ pub(crate) fn drive(
     Ok(Finished { raw, report, saved, damage })
 }
 
-type Taken = (Option<Result<PathBuf, Trouble>>, Option<Trouble>);
+/// What became of a file.
+#[derive(Debug)]
+pub(crate) enum SavedAs {
+    /// It is where it was asked for, or beside it.
+    Asked(PathBuf),
+    /// That place failed; it is in another.
+    Elsewhere(PathBuf, Trouble),
+    /// It is nowhere.
+    Lost(Trouble),
+}
+
+impl SavedAs {
+    /// Why it is not where it was asked for.
+    pub(crate) fn trouble(&self) -> Option<&Trouble> {
+        match self {
+            SavedAs::Asked(_) => None,
+            SavedAs::Elsewhere(_, trouble) | SavedAs::Lost(trouble) => Some(trouble),
+        }
+    }
+}
+
+type Taken = (Option<SavedAs>, Option<Trouble>);
 
 /// Reads the records to their end, into the file if there is to be one. A file that cannot be written does not
 /// keep the report from being printed.
@@ -120,11 +141,16 @@ fn take_records(
             end.records, end.crc32
         ))
     });
-    let saved = writing.map(|writing| {
-        writing.and_then(Writing::finish).map_err(|error| {
-            let path = destination.map(Destination::path).unwrap_or(Path::new("")).display();
-            Trouble::new(Exit::OutputFile, format!("the result could not be saved to {path}: {error}"))
-        })
+    let path = destination.map(Destination::path).unwrap_or(Path::new("")).display();
+    let trouble = |text: String| Trouble::new(Exit::OutputFile, text);
+    let saved = writing.map(|writing| match writing.and_then(Writing::finish) {
+        Ok(Saved { path, moved: None }) => SavedAs::Asked(path),
+        Ok(Saved { path: elsewhere, moved: Some(error) }) => {
+            let shown = elsewhere.display();
+            let text = format!("the result could not be saved to {path}: {error}; it is in {shown} instead");
+            SavedAs::Elsewhere(elsewhere, trouble(text))
+        }
+        Err(error) => SavedAs::Lost(trouble(format!("the result could not be saved to {path}: {error}"))),
     });
     Ok((saved, damage))
 }
@@ -147,8 +173,8 @@ fn conclude(
     signal: Option<i32>,
 ) -> Result<Exit, Trouble> {
     let next = match &finished.saved {
-        Some(Ok(path)) => Next::Saved(path.display().to_string()),
-        Some(Err(_)) => Next::NotSaved,
+        Some(SavedAs::Asked(path) | SavedAs::Elsewhere(path, _)) => Next::Saved(path.display().to_string()),
+        Some(SavedAs::Lost(_)) => Next::NotSaved,
         None => Next::Save(save_command(command_line)),
     };
     if args.talk.json {
@@ -160,14 +186,14 @@ fn conclude(
         let view = RunView { report: &finished.report, next: &next, is_coloured: is_coloured() };
         print(|mut out| render::run(&view, &mut out))?;
     }
-    if let Some(Err(trouble)) = &finished.saved {
+    let not_as_asked = finished.saved.as_ref().and_then(SavedAs::trouble);
+    if let Some(trouble) = not_as_asked {
         say(trouble);
     }
     if let Some(damage) = &finished.damage {
         say(damage);
     }
-    let save_failed = matches!(finished.saved, Some(Err(_)));
-    let exit = Exit::of_run(&finished.report, save_failed, signal, args.output.strict);
+    let exit = Exit::of_run(&finished.report, not_as_asked.is_some(), signal, args.output.strict);
     if exit != Exit::Done
         && let Some(why) = exit::why_failed(&finished.report)
     {

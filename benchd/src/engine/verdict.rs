@@ -8,7 +8,7 @@ use proto::report::{
 };
 use proto::spec::Spec;
 
-use crate::engine::summary::Growth;
+use crate::engine::summary::{Drift, Growth};
 
 /// The client's own lateness, 99th percentile, in ms: below this it is in no figure that anyone reads.
 const MAX_DISPATCH_LAG_P99_MS: f64 = 1.0;
@@ -41,14 +41,19 @@ const MAX_ERROR_RATE: f64 = 0.01;
 const MAX_UNANSWERED: f64 = 0.005;
 /// Answers that were no stream, as a share of the requests sent.
 const MAX_WHOLE_ANSWERS: f64 = 0.005;
-/// Growth of the requests in flight a second, as a share of the requests sent a second.
-const MAX_FLIGHT_GROWTH: f64 = 0.02;
-/// The same over the whole part, as a share of the mean in flight, …
-const MAX_FLIGHT_GROWTH_OF_MEAN: f64 = 0.25;
-/// … in roots of the mean in flight, which is what arrivals at random cause by themselves, …
-const MIN_FLIGHT_GROWTH_ROOTS: f64 = 3.0;
-/// … and in standard deviations of a trend that is none (1 %, one-sided).
-const MIN_FLIGHT_TREND_Z: f64 = 2.33;
+/// Growth or decline of the queue a second, as a share of the rate asked for; growth also in the second half alone.
+const MAX_QUEUE_GROWTH: f64 = 0.02;
+/// The same over the whole part, in roots of its mean, which is what arrivals at random cause by themselves, where
+/// answers grow slower or quicker too, …
+const MIN_QUEUE_GROWTH_ROOTS: f64 = 3.0;
+/// … and where they do not, or where there are none: then the queue must say it all.
+const MIN_QUEUE_GROWTH_ROOTS_ALONE: f64 = 10.0;
+/// Share of the wait that the queue's growth is at the rate asked for, by which answers must grow slower to count.
+const MIN_WAIT_OF_GROWTH: f64 = 0.5;
+/// Share of that growth that the second half must show.
+const MIN_LATE_GROWTH: f64 = 2.0 / 3.0;
+/// A trend, in standard deviations of one that is none (1 %, one-sided).
+const MIN_TREND_Z: f64 = 2.33;
 /// Added to (n − 1)·(latency + think time) for the warm-up that an open loop needs, in seconds.
 const WARM_UP_MARGIN_S: f64 = 2.0;
 
@@ -74,7 +79,7 @@ pub struct Evidence<'a> {
     pub last_turn_sent_in_warm_up: Option<bool>,
     /// Open loop: slots of the drawn schedule due in the measured part.
     pub planned_slots_measured: Option<u64>,
-    /// Trend of the requests in flight.
+    /// Trend of the queue.
     pub growth: Option<Growth>,
 }
 
@@ -350,33 +355,62 @@ impl Evidence<'_> {
             let text = format!("{} of the requests failed", percent(rate));
             reasons.add(ReasonKind::Server, "errors", text);
         }
-        if let Some(growth) = self.growth.filter(|_| self.is_falling_behind()) {
-            let text = format!(
-                "the server did not keep up: requests in flight grew by {:.1} a second, at {:.1} sent a second; \
-                 latencies depend on how long the run is",
-                growth.per_s,
-                self.sent_rate_per_s()
-            );
-            reasons.add(ReasonKind::Server, "not_steady", text);
-        }
+        let (Some((trend, rate_per_s)), Some(growth)) = (self.queue_trend(), self.growth) else { return };
+        let change = growth.per_s.abs();
+        let share = percent(change / rate_per_s);
+        let text = match trend {
+            QueueTrend::Rising => format!(
+                "the server did not keep up: its queue grew by {change:.1} requests a second, {share} of the {rate_per_s:.1} \
+                 that were due; latencies depend on how long the run is"
+            ),
+            QueueTrend::Falling => format!(
+                "the server was still catching up: its queue shrank by {change:.1} requests a second, {share} of the \
+                 {rate_per_s:.1} that were due; a longer --warm-up keeps what came before out of the latencies"
+            ),
+        };
+        reasons.add(ReasonKind::Server, "not_steady", text);
     }
 
-    fn sent_rate_per_s(&self) -> f64 {
-        self.load.sent_rate_per_s.unwrap_or(0.0)
+    /// Where the queue is going, and the rate that this is judged by. Only an open loop has a queue: in a closed one, what
+    /// is in flight is what was asked for.
+    fn queue_trend(&self) -> Option<(QueueTrend, f64)> {
+        let Load::Open { request_rate_per_s, .. } = self.asked else { return None };
+        Some((queue_trend(&self.growth?, *request_rate_per_s)?, *request_rate_per_s))
     }
 
-    /// Only an open loop can be ahead of its server.
     fn is_falling_behind(&self) -> bool {
-        let is_open = matches!(self.asked, Load::Open { .. });
-        self.growth.is_some_and(|g| is_open && is_falling_behind(&g, self.sent_rate_per_s()))
+        matches!(self.queue_trend(), Some((QueueTrend::Rising, _)))
     }
 }
 
-fn is_falling_behind(growth: &Growth, sent_rate_per_s: f64) -> bool {
-    growth.z > MIN_FLIGHT_TREND_Z
-        && growth.per_s > sent_rate_per_s * MAX_FLIGHT_GROWTH
-        && growth.total > growth.mean * MAX_FLIGHT_GROWTH_OF_MEAN
-        && growth.total > growth.mean.sqrt() * MIN_FLIGHT_GROWTH_ROOTS
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum QueueTrend {
+    Rising,
+    Falling,
+}
+
+/// Where a queue is going, if it is going anywhere.
+fn queue_trend(growth: &Growth, rate_per_s: f64) -> Option<QueueTrend> {
+    let goes = |sign: f64| {
+        // By Little's law, a longer queue is a longer wait; arrivals that come denser by chance make none.
+        let wait_ms = growth.total * sign / rate_per_s * 1000.0 * MIN_WAIT_OF_GROWTH;
+        let follows = |answers: Drift| answers.z * sign > MIN_TREND_Z && answers.total_ms * sign > wait_ms;
+        let roots = if follows(growth.ttft) || follows(growth.latency) {
+            MIN_QUEUE_GROWTH_ROOTS
+        } else if growth.queue_z * sign > MIN_TREND_Z {
+            MIN_QUEUE_GROWTH_ROOTS_ALONE
+        } else {
+            return None;
+        };
+        let (bound_per_s, bound) = (rate_per_s * MAX_QUEUE_GROWTH, roots * growth.mean.sqrt());
+        (growth.per_s * sign > bound_per_s && growth.total * sign > bound).then_some((bound_per_s, bound))
+    };
+    if let Some((bound_per_s, bound)) = goes(1.0) {
+        // A queue that only filled up to the server's latency has stopped growing by then.
+        let grows_late = growth.late_per_s > bound_per_s && growth.late_total > bound * MIN_LATE_GROWTH;
+        return grows_late.then_some(QueueTrend::Rising);
+    }
+    goes(-1.0).map(|_| QueueTrend::Falling)
 }
 
 fn percent(share: f64) -> String {
@@ -387,17 +421,48 @@ fn percent(share: f64) -> String {
 mod tests {
     use super::*;
 
-    fn growth(per_s: f64, total: f64, mean: f64, z: f64) -> Growth {
-        Growth { per_s, total, mean, z }
+    /// A queue of 100 on average, at 50 requests a second.
+    fn trend(per_s: f64, late_per_s: f64, total: f64, z: (f64, f64, f64)) -> Option<QueueTrend> {
+        let (queue_z, ttft_z, latency_z) = z;
+        let drift = |z| Drift { total_ms: total / 50.0 * 1000.0, z };
+        let growth = Growth {
+            per_s,
+            late_per_s,
+            total,
+            late_total: late_per_s * 10.0,
+            mean: 100.0,
+            queue_z,
+            ttft: drift(ttft_z),
+            latency: drift(latency_z),
+        };
+        queue_trend(&growth, 50.0)
     }
 
     #[test]
-    fn a_server_falls_behind_when_the_growth_is_large_and_no_chance() {
-        assert!(is_falling_behind(&growth(20.0, 300.0, 300.0, 6.0), 50.0));
-        assert!(!is_falling_behind(&growth(0.5, 7.5, 32.0, 3.0), 50.0), "1 % of the rate");
-        assert!(!is_falling_behind(&growth(1.1, 16.0, 32.0, 3.0), 50.0), "what chance does to 32 in flight");
-        assert!(!is_falling_behind(&growth(20.0, 300.0, 300.0, 1.0), 50.0), "no trend");
-        assert!(!is_falling_behind(&growth(-20.0, -300.0, 300.0, -6.0), 50.0), "it recovers");
+    fn a_queue_goes_somewhere_when_it_changes_by_much_and_not_by_chance() {
+        let sure = (6.0, 6.0, 6.0);
+        assert_eq!(trend(20.0, 20.0, 400.0, sure), Some(QueueTrend::Rising));
+        assert_eq!(trend(-20.0, 0.0, -400.0, (-6.0, -6.0, -6.0)), Some(QueueTrend::Falling));
+        for (per_s, is_rising) in [(1.1, true), (0.9, false)] {
+            assert_eq!(trend(per_s, 5.0, 400.0, sure).is_some(), is_rising, "a fiftieth of the rate");
+            assert_eq!(trend(-per_s, 0.0, -400.0, (-6.0, 0.0, 0.0)).is_some(), is_rising);
+        }
+        assert_eq!(trend(20.0, 0.9, 400.0, sure), None, "it has filled up, and stays so");
+        assert_eq!(trend(20.0, 20.0, 400.0, (2.3, 2.3, 2.3)), None, "no trend");
+        assert_eq!(trend(20.0, 20.0, 400.0, (-6.0, -6.0, -6.0)), None, "no trend upwards");
+    }
+
+    #[test]
+    fn a_queue_must_change_by_more_where_the_answers_do_not() {
+        for answers in [(0.0, 2.4, 0.0), (0.0, 0.0, 2.4)] {
+            assert_eq!(trend(3.0, 2.1, 31.0, answers), Some(QueueTrend::Rising));
+            assert_eq!(trend(3.0, 2.1, 29.0, answers), None);
+            assert_eq!(trend(3.0, 1.9, 31.0, answers), None);
+        }
+        let queue_alone = (2.4, 0.0, 0.0);
+        assert_eq!(trend(9.0, 6.8, 101.0, queue_alone), Some(QueueTrend::Rising));
+        assert_eq!(trend(9.0, 6.8, 99.0, queue_alone), None);
+        assert_eq!(trend(9.0, 6.5, 101.0, queue_alone), None);
     }
 
     #[test]

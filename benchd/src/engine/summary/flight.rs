@@ -1,10 +1,12 @@
-//! Requests in flight over time: mean, peak and trend. A number that keeps growing says that the server falls behind.
+//! Requests in flight over time, and whether they and those that still wait for a place keep growing or shrinking: then
+//! the server falls behind, or recovers, and its latencies depend on when they are taken.
 
+use proto::metric::{self, Metric};
 use proto::record::Record;
 
-use super::Selection;
+use super::{Selection, mean};
 
-/// Equal spans that the trend is taken over.
+/// Equal spans that trends are taken over.
 const SPANS: usize = 20;
 
 /// Requests in flight.
@@ -13,45 +15,91 @@ pub(super) struct Flight {
     pub(super) mean: Option<f64>,
     /// Most, over the whole run.
     pub(super) peak: u64,
-    /// Trend over the selection; absent when it has no length.
-    pub(super) growth: Option<Growth>,
+    /// Least-squares slope over the selection; absent when it has no length.
+    pub(super) growth_per_s: Option<f64>,
+    /// Trend of the queue over the selection; absent when it has no length.
+    pub(super) queue: Option<Growth>,
 }
 
-/// Trend of the requests in flight over the measured part.
+/// Trend over the measured part of the queue: requests that were due and are not yet answered, those that wait for a
+/// place under `max_concurrency` included, so that a cap does not hide a server that falls behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Least-squares slope of the means of equal spans.
+    /// Least-squares slope of the means of equal spans, in requests a second.
     pub per_s: f64,
-    /// That slope over the whole part, in requests.
+    /// The same over the second half alone. A queue that only fills up to the server's latency has stopped growing there.
+    pub late_per_s: f64,
+    /// The slope over the whole part, in requests.
     pub total: f64,
-    /// Mean in flight.
+    /// The late slope over the second half, in requests.
+    pub late_total: f64,
+    /// Mean of the queue.
     pub mean: f64,
     /// Statistic of the Mann–Kendall test on the spans' means, in standard deviations; above 0: rising.
+    pub queue_z: f64,
+    /// TTFT from due over the whole part.
+    pub ttft: Drift,
+    /// Latency from due over the whole part.
+    pub latency: Drift,
+}
+
+/// Trend of what the requests due in each span took on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Drift {
+    /// Least-squares slope over the whole part, in ms.
+    pub total_ms: f64,
+    /// Statistic of the Mann–Kendall test; above 0: rising.
     pub z: f64,
 }
 
 impl Flight {
     pub(super) fn of(all: &[Record], selection: &Selection<'_>) -> Self {
-        let intervals: Vec<(i64, i64)> =
-            all.iter().filter_map(|r| Some((r.sent_ns?, r.completed_ns.unwrap_or(i64::MAX)))).collect();
+        let until = |r: &Record| r.completed_ns.unwrap_or(i64::MAX);
+        let in_flight: Vec<(i64, i64)> = all.iter().filter_map(|r| Some((r.sent_ns?, until(r)))).collect();
+        let queue: Vec<(i64, i64)> =
+            all.iter().filter(|r| r.sent_ns.is_some()).map(|r| (r.due_ns, until(r))).collect();
         let length_ns = selection.to_ns.saturating_sub(selection.from_ns);
         let is_long = length_ns >= i64::try_from(SPANS).unwrap_or(i64::MAX);
-        let means = is_long.then(|| span_means(&intervals, selection.from_ns, length_ns));
-        let mean = means.as_ref().map(|means| means.iter().sum::<f64>() / SPANS as f64);
+        let span_s = selection.seconds() / SPANS as f64;
+        let means = |intervals| is_long.then(|| span_means(intervals, selection.from_ns, length_ns));
+        let flights = means(&in_flight);
         Flight {
-            mean,
-            peak: peak(&intervals),
-            growth: means.zip(mean).map(|(means, mean)| {
-                let per_span = slope(&means);
+            mean: flights.as_ref().and_then(|means| mean(means.iter().copied())),
+            peak: peak(&in_flight),
+            growth_per_s: flights.map(|means| slope(&means) / span_s),
+            queue: means(&queue).map(|means| {
+                let late = &means[SPANS / 2..];
                 Growth {
-                    per_s: per_span / (selection.seconds() / SPANS as f64),
-                    total: per_span * SPANS as f64,
-                    mean,
-                    z: mann_kendall_z(&means),
+                    per_s: slope(&means) / span_s,
+                    late_per_s: slope(late) / span_s,
+                    total: slope(&means) * SPANS as f64,
+                    late_total: slope(late) * late.len() as f64,
+                    mean: means.iter().sum::<f64>() / SPANS as f64,
+                    queue_z: mann_kendall_z(&means),
+                    ttft: drift(selection, Metric::TtftFromDue),
+                    latency: drift(selection, Metric::LatencyFromDue),
                 }
             }),
         }
     }
+}
+
+/// Trend of a metric's mean over the equal spans that requests are due in, without those that have none.
+fn drift(selection: &Selection<'_>, metric: Metric) -> Drift {
+    let span_s = selection.seconds() / SPANS as f64;
+    let mut sums = [(0.0, 0.0); SPANS];
+    for record in selection.successes() {
+        let Some(value_ms) = metric.of(record) else { continue };
+        // Requests of a selection are due in it.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let span = (metric::seconds(record.due_ns - selection.from_ns) / span_s) as usize;
+        let (sum, count) = &mut sums[span.min(SPANS - 1)];
+        *sum += value_ms;
+        *count += 1.0;
+    }
+    let means: Vec<f64> =
+        sums.iter().filter(|(_, count)| *count > 0.0).map(|(sum, count)| sum / count).collect();
+    Drift { total_ms: slope(&means) * means.len() as f64, z: mann_kendall_z(&means) }
 }
 
 /// Mean in flight in each of equal spans.

@@ -51,7 +51,7 @@ pub(super) fn report(data: &RunData, selection: &Selection<'_>, flight: &Flight)
         ready_wait_ms: WaitDist { count: waits.count, avg: waits.avg, p99: waits.p99 },
         mean_in_flight: flight.mean,
         peak_in_flight: flight.peak,
-        in_flight_growth_per_s: flight.growth.map(|g| g.per_s),
+        in_flight_growth_per_s: flight.growth_per_s,
         prompt_supply_dry: counts.prompt_supply_dry,
         new_connections: sent.iter().filter(|r| r.new_connection).count() as u64,
         resent: data.records.iter().filter(|r| r.resent).count() as u64,

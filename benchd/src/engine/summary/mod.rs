@@ -17,7 +17,7 @@ use proto::report::{Benchmark, Report, SCHEMA_VERSION};
 use crate::engine::run_data::RunData;
 use crate::engine::verdict::{Evidence, verdict};
 
-pub use flight::Growth;
+pub use flight::{Drift, Growth};
 
 /// The part of a run that its statistics are made of.
 struct Selection<'a> {
@@ -110,7 +110,7 @@ pub fn summarize(data: &RunData) -> Report {
         client: &client,
         last_turn_sent_in_warm_up: data.last_turn_sent_in_warm_up,
         planned_slots_measured: data.counts.planned_slots_measured,
-        growth: flight.growth,
+        growth: flight.queue,
     });
     Report {
         schema_version: SCHEMA_VERSION,

@@ -2,6 +2,7 @@
 
 mod figures;
 mod server;
+mod steadiness;
 mod verdicts;
 
 use proto::gaps::Gaps;

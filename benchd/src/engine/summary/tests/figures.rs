@@ -440,3 +440,23 @@ fn time_to_the_answer_leaves_reasoning_out() {
     assert_eq!((dist(&report, Metric::Ttfo).count, dist(&report, Metric::Ttfo).avg), (1, Some(150.0)));
     assert_eq!(report.stats.avg_reasoning_tokens, Some(5.0));
 }
+
+// Two hundred slow requests and two hundred quick ones, one kind after the other or in turn.
+#[test]
+fn intervals_are_of_the_order_in_which_requests_were_due_and_not_in_which_they_were_recorded() {
+    let intervals = |is_slow: fn(i64) -> bool, is_recorded_late: fn(i64) -> bool| {
+        let mut order: Vec<i64> = (0..400).collect();
+        order.sort_by_key(|i| (is_recorded_late(*i), *i));
+        let records = order.into_iter().map(|i| {
+            let record = answered(1, S + i * 5 * MS);
+            let first_ns = record.due_ns + if is_slow(i) { 150 * MS } else { (100 + i % 7) * MS };
+            with_events(record, first_ns, &[10; 9])
+        });
+        summarize(&run(records.collect())).stats.intervals[&Metric::Ttft]
+    };
+    let in_turn = intervals(|i| i % 2 == 0, |_| false);
+    assert!(in_turn.avg.is_some());
+    assert_eq!(intervals(|i| i % 2 == 0, |i| i % 2 == 0), in_turn);
+    assert_eq!(intervals(|i| i < 200, |_| false).avg, None);
+    assert_eq!(intervals(|i| i < 200, |i| i % 2 == 0).avg, None);
+}

@@ -136,6 +136,7 @@ pub(crate) fn report() -> Report {
             "total": 0,
             // Kept without a count, for the tests of a run in which all failed.
             "kinds": [{ "outcome": "http_status", "http_status": 500, "count": 0, "rate": 0.0,
+                "by_phase": { "warm_up": 1, "measured": 3 }, "by_turn": { "1": 3, "2": 1 },
                 "samples": ["the engine died"] }],
         },
         "preparation": {

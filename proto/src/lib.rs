@@ -39,4 +39,5 @@ pub mod record;
 pub mod report;
 pub mod socket;
 pub mod spec;
+mod stats;
 pub mod wire;

@@ -159,6 +159,17 @@ pub enum Phase {
     Drain,
 }
 
+impl Phase {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::WarmUp => "warm_up",
+            Phase::Measured => "measured",
+            Phase::Drain => "drain",
+        }
+    }
+}
+
 /// Where the phases of a run lie, in nanoseconds from its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phases {

@@ -8,6 +8,11 @@ use proto::report::{MIN_VALUES_ABOVE, Report, TurnStats};
 
 use super::table::{MISSING, Table, count, decimal, ms, percent, shown};
 
+/// A TTFT from due so many times that from sent, …
+const LATE_FACTOR: f64 = 1.5;
+/// … and so many ms above it, deserves a sentence.
+const LATE_MS: f64 = 5.0;
+
 /// Rows of the table of all requests, in its order.
 const ROWS: [Metric; 12] = [
     Metric::Ttft,
@@ -48,8 +53,21 @@ pub(super) fn latencies(report: &Report, out: &mut impl Write) -> io::Result<()>
     intervals(report, out)
 }
 
-/// Says how replies arrived where it is not one token at a time.
+/// Says what the table does not: waiting before sending, and replies that did not arrive one token at a time.
 fn streams(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let p99 = |metric| report.stats.dists.get(&metric).and_then(|dist: &Dist| dist.p99);
+    if let (Some(sent), Some(due)) = (p99(Metric::Ttft), p99(Metric::TtftFromDue))
+        && due > sent * LATE_FACTOR
+        && due - sent > LATE_MS
+    {
+        writeln!(
+            out,
+            "  Requests waited before they were sent: the p99 of TTFT is {} ms from sent and {} ms from due, which is what a \
+             user would have felt.",
+            ms(Some(sent)),
+            ms(Some(due))
+        )?;
+    }
     let stream = &report.stream;
     let is_more = |n: Option<f64>| n.is_some_and(|n| n > 1.05);
     if is_more(stream.tokens_per_event) || is_more(stream.events_per_read) {

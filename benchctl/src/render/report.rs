@@ -11,6 +11,8 @@ use proto::report::{
 use super::latency;
 use super::table::{MISSING, Table, count, counted, decimal, ms, percent};
 
+/// Turns that the failures of a kind are told apart by.
+const TURNS_SHOWN: usize = 8;
 /// Longest sample of a failure that is shown, in characters.
 const SAMPLE_SHOWN: usize = 200;
 
@@ -333,6 +335,21 @@ fn failures(report: &Report, out: &mut impl Write) -> io::Result<()> {
             count(kind.count),
             percent(Some(kind.rate))
         )?;
+        if !kind.by_phase.is_empty() {
+            let phases: Vec<String> = kind
+                .by_phase
+                .iter()
+                .map(|(phase, n)| format!("{} {}", count(*n), phase.replace('_', "-")))
+                .collect();
+            let turns: Vec<String> = kind
+                .by_turn
+                .iter()
+                .take(TURNS_SHOWN)
+                .map(|(turn, n)| format!("{} of turn {turn}", count(*n)))
+                .collect();
+            let more = if kind.by_turn.len() > TURNS_SHOWN { ", …" } else { "" };
+            writeln!(out, "    {}; {}{more}", phases.join(", "), turns.join(", "))?;
+        }
         for sample in &kind.samples {
             writeln!(out, "    {}", shortened(sample))?;
         }

@@ -125,7 +125,7 @@ pub fn summarize(data: &RunData) -> Report {
         hit_rate,
         stream,
         client,
-        failures: outcomes::failures(&data.records),
+        failures: outcomes::failures(&data.records, &data.phases),
         preparation: data.preparation.clone(),
         histograms,
         environment: data.environment.clone(),

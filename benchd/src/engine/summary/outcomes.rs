@@ -1,15 +1,15 @@
 //! What failed: kinds, counts, and what the first few of each said.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use proto::record::{Outcome, Record};
+use proto::record::{Outcome, Phases, Record};
 use proto::report::{FailureKind, Failures};
 
 /// Texts kept of each kind.
 const SAMPLES: usize = 3;
 
 /// The failures of a run, in any phase.
-pub(super) fn failures(records: &[Record]) -> Failures {
+pub(super) fn failures(records: &[Record], phases: &Phases) -> Failures {
     let completions = records.iter().filter(|r| r.outcome.is_completion()).count();
     let mut kinds: HashMap<Outcome, FailureKind> = HashMap::new();
     for record in records.iter().filter(|r| r.outcome.is_failure()) {
@@ -21,9 +21,15 @@ pub(super) fn failures(records: &[Record]) -> Failures {
             },
             count: 0,
             rate: 0.0,
+            by_phase: BTreeMap::new(),
+            by_turn: BTreeMap::new(),
             samples: Vec::new(),
         });
         kind.count += 1;
+        *kind.by_phase.entry(phases.of(record.due_ns).name().to_owned()).or_default() += 1;
+        if let Some(turn) = record.turn {
+            *kind.by_turn.entry(turn).or_default() += 1;
+        }
         if let Some(error) = &record.error
             && kind.samples.len() < SAMPLES
             && !kind.samples.iter().any(|known| **known == **error)

@@ -1,5 +1,7 @@
 //! What is selected, pooled and counted, figure by figure.
 
+use std::collections::BTreeMap;
+
 use proto::metric::{Dist, Metric};
 use proto::record::{Outcome, Phases, Record, TokenSource};
 use proto::report::Report;
@@ -229,6 +231,9 @@ fn failures_are_counted_by_kind_with_three_samples_that_differ() {
     assert_eq!(kinds, want, "most frequent first");
     assert_eq!(failures.kinds[0].samples, ["a", "b", "c"]);
     near(Some(failures.kinds[0].rate), 6.0 / 9.0);
+    let refused = &failures.kinds[1];
+    assert_eq!(refused.by_phase, BTreeMap::from([("warm_up".to_owned(), 1)]), "by due");
+    assert_eq!((&failures.kinds[0].by_turn, &refused.by_turn), (&[(1, 6)].into(), &[(1, 1)].into()));
     let b = &report.benchmark;
     assert_eq!((b.failed_requests, b.aborted_requests, b.refused_requests), (8, 1, 1));
 }

@@ -236,7 +236,7 @@ fn a_server_that_goes_away_during_a_run_is_a_failure_of_each_request() {
 fn a_run_in_which_more_fail_than_allowed_stops_and_reports_what_there_is() {
     for (limit, least) in [("--max-errors 5", 6), ("--max-error-rate 0.2", 4)] {
         let sim = Sim::start(&["--ttft-ms 5 --itl-ms 1 --fault status:500=0.5"]);
-        let running = Running::start(&sim, &format!("--concurrency 4 --num-sessions 100000 {limit}"));
+        let running = Running::start(&sim, &format!("--concurrency 4 --num-sessions 150 {limit}"));
         let (ran, folder) = running.end();
         assert_eq!(ran.code, Some(5), "{ran:?}");
         assert!(ran.stderr.contains("stopped because too many requests failed"), "{}", ran.stderr);

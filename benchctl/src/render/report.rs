@@ -202,7 +202,7 @@ fn load_details(load: &LoadReport, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "  off by {}", list.join(", "))?;
     }
     if load.uncounted_prompts > 0 {
-        writeln!(out, "  {} not counted by anyone", count(load.uncounted_prompts))?;
+        writeln!(out, "  {} whose prompt tokens the server did not tell", count(load.uncounted_prompts))?;
     }
     let growth = load.in_flight_growth_per_s.map(|g| format!(", growing by {}/s", decimal(Some(g), 3)));
     writeln!(

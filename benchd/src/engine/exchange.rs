@@ -400,7 +400,7 @@ async fn read_whole(
 
 impl Observed {
     /// Nothing yet.
-    fn new(sent_ns: i64, expected_events: u32) -> Self {
+    pub(crate) fn new(sent_ns: i64, expected_events: u32) -> Self {
         Observed {
             sent_ns,
             first_token_ns: None,

@@ -312,3 +312,66 @@ fn event_tokens(
 
 /// A conversation that threads share.
 pub type SharedConversation = Arc<Conversation>;
+
+#[cfg(test)]
+mod tests {
+    use proto::plan::Workload;
+
+    use super::*;
+    use crate::engine::chunk::Usage;
+    use crate::engine::solve::{message_tokens, solve};
+
+    fn conversation() -> Conversation {
+        let spec = solve(&Workload::default()).unwrap();
+        let template = TemplateCost { first_turn_tokens: 7, later_turn_tokens: 5 };
+        let tokenizer = Tokenizer::builtin();
+        Conversation {
+            tokens: message_tokens(&spec, template).unwrap(),
+            template,
+            words: Words::find(&tokenizer).unwrap(),
+            tokenizer: Some(tokenizer),
+            body_head: "{\"messages\":[".into(),
+            seed: 1,
+            session_prefix: "s".into(),
+            first_chunk_threshold: 16,
+            spec,
+        }
+    }
+
+    fn answer(prompt_tokens: u32, completion_tokens: u32) -> Observed {
+        let mut seen = Observed::new(0, 2);
+        seen.text.answer = "the way".into();
+        seen.text.ends = vec![(3, 0), (7, 0)];
+        seen.events = 2;
+        seen.outcome = Outcome::Ok;
+        let (prompt_tokens, completion_tokens) = (Some(prompt_tokens), Some(completion_tokens));
+        seen.usage = Some(Usage { prompt_tokens, completion_tokens, ..Usage::default() });
+        seen
+    }
+
+    fn record_of(seen: Observed) -> Record {
+        let conversation = conversation();
+        let turn = *Turn::first(&conversation, 0, 1);
+        turn.answered(&conversation, Dispatch { due_ns: 0, cap_wait_ns: 0 }, seen).0
+    }
+
+    #[test]
+    fn a_server_that_counts_nothing_is_not_believed() {
+        let counted = record_of(answer(1000, 2));
+        assert_eq!(
+            (counted.input_tokens, counted.input_tokens_source),
+            (Some(1000), Some(TokenSource::Usage))
+        );
+        assert_eq!(
+            (counted.output_tokens, counted.output_tokens_source),
+            (Some(2), Some(TokenSource::Usage))
+        );
+        let zeros = record_of(answer(0, 0));
+        assert_eq!(
+            (zeros.input_tokens, zeros.input_tokens_source),
+            (Some(1000), Some(TokenSource::Tokenizer))
+        );
+        assert_eq!(zeros.output_tokens_source, Some(TokenSource::Tokenizer));
+        assert!(zeros.output_tokens.is_some_and(|tokens| tokens > 0));
+    }
+}

@@ -253,3 +253,26 @@ fn a_run_in_which_more_fail_than_allowed_stops_and_reports_what_there_is() {
         );
     }
 }
+
+#[test]
+#[cfg(target_os = "linux")] // reads /proc
+fn a_run_whose_own_simulator_dies_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let truth = folder.path().join("truth.jsonl");
+    let benchctl = command("benchctl")
+        .arg("run")
+        .arg(format!("--sim=--truth {} {SLOW}", truth.display()))
+        .args("--concurrency 2 --duration 4 --isl 100 --osl 5".split(' '))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Some requests have been answered by then.
+    until("the load is on", || std::fs::read_to_string(&truth).is_ok_and(|text| text.lines().count() > 8));
+    let sim = children(benchctl.id()).into_iter().find(|process| process.name == "benchsim").unwrap();
+    kill_process(Pid::from_raw(i32::try_from(sim.pid).unwrap()).unwrap(), Signal::KILL).unwrap();
+    let ran: Ran = benchctl.wait_with_output().unwrap().into();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("benchsim ended during the run (signal 9)"), "{}", ran.stderr);
+}

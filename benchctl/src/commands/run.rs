@@ -55,12 +55,15 @@ pub(crate) fn act(args: &RunArgs, from_args: &FromArgs, command_line: Vec<String
         Err(error) => return Err(explain(error, &mut daemon, sim_ended, &signals)),
     };
     daemon.end();
+    let is_sim_lost = sim_ended.is_some();
     if let Some(trouble) = sim_ended {
         say(&trouble);
     } else if let Some(sim) = sim {
         sim.end();
     }
-    conclude(args, &command_line, &finished, signals.stopped_by())
+    let exit = conclude(args, &command_line, &finished, signals.stopped_by())?;
+    // The target was ours, and it is not what the run was to measure.
+    Ok(if is_sim_lost && exit == Exit::Done { Exit::Internal } else { exit })
 }
 
 /// Sends the run and takes in its reply. A signal meanwhile makes the daemon answer early.
@@ -144,7 +147,13 @@ fn take_records(
     let path = destination.map(Destination::path).unwrap_or(Path::new("")).display();
     let trouble = |text: String| Trouble::new(Exit::OutputFile, text);
     let saved = writing.map(|writing| match writing.and_then(Writing::finish) {
-        Ok(Saved { path, moved: None }) => SavedAs::Asked(path),
+        Ok(Saved { path: beside, moved: None }) => {
+            if destination.is_some_and(|asked| asked.path() != beside) {
+                // Whoever reads the file by its name would read another run's.
+                say(format_args!("{path} was taken meanwhile; the result is in {}", beside.display()));
+            }
+            SavedAs::Asked(beside)
+        }
         Ok(Saved { path: elsewhere, moved: Some(error) }) => {
             let shown = elsewhere.display();
             let text = format!("the result could not be saved to {path}: {error}; it is in {shown} instead");
